@@ -6,6 +6,7 @@ import functools
 import inspect
 import os
 from collections.abc import Callable
+from pathlib import Path
 from typing import NamedTuple, get_type_hints
 
 from folb.data import cifar, femnist, leaf, mapped, mnist, sent140, shakespeare, synthetic, tabular
@@ -26,11 +27,11 @@ DATASETS: dict[str, Callable[..., Federation]] = {
 
 
 # the files that a dataset is read from, by name; the others are generated
-RAW_FILES = {
+RAW_FILES: dict[str, Callable[[], list[Path]]] = {
     "mnist": mnist.raw_files,
-    "femnist": femnist.raw_files,
-    "cifar10": cifar.cifar10_files,
-    "cifar100": cifar.cifar100_files,
+    "femnist": lambda: femnist.found("any")[1],
+    "cifar10": functools.partial(cifar.raw_files, cifar.CIFAR10),
+    "cifar100": functools.partial(cifar.raw_files, cifar.FINE),
     "shakespeare": shakespeare.raw_files,
     "sent140": sent140.raw_files,
 }
@@ -84,7 +85,11 @@ def constructor(name: str | os.PathLike[str]) -> Callable[..., Federation]:
     if numbers := _alpha_beta(known):
         return synthetic.fixed(*numbers)
     if os.path.exists(name):
-        return _from_path(name)
+        read = _reader(name)
+        make = functools.partial(read, name)
+        make.__doc__ = read.__doc__
+        make.__annotations__ = get_type_hints(read, include_extras=True)
+        return make
     if os.sep in name or "/" in name or known.endswith((".npz", *tabular.SUFFIXES, *leaf.SUFFIXES)):
         raise InputError("dataset", name, "no such file or directory")
     return DATASETS[choose("dataset", known, DATASETS)]
@@ -93,10 +98,10 @@ def constructor(name: str | os.PathLike[str]) -> Callable[..., Federation]:
 def located(name: str) -> str:
     """The standard form of a dataset's name, or the absolute path of a user's own files."""
     known = name.lower()
-    if known not in DATASETS and (numbers := _alpha_beta(known)):
-        known = "synthetic_{:g}_{:g}".format(*numbers)
-    if known in DATASETS or _alpha_beta(known):
+    if known in DATASETS:
         return known
+    if numbers := _alpha_beta(known):
+        return "synthetic_{:g}_{:g}".format(*numbers)
     return os.path.abspath(name) if os.path.exists(name) else name
 
 
@@ -108,19 +113,14 @@ def _alpha_beta(name: str) -> tuple[float, float] | None:
         return None
 
 
-def _from_path(path: str) -> Callable[..., Federation]:
+def _reader(path: str) -> Callable[..., Federation]:
     if mapped.is_mapped(path):
-        read: Callable[..., Federation] = mapped.load
-    elif os.path.isdir(path) or path.lower().endswith(leaf.SUFFIXES):
-        read = leaf.load
-    elif path.lower().endswith(".npz"):
-        read = tabular.load_arrays
-    elif path.lower().endswith(tabular.SUFFIXES):
-        read = tabular.load
-    else:
-        known = "an .npz, a LEAF .json or .json.gz, a directory of LEAF or .npy files, or a .csv, .csv.gz or .parquet"
-        raise InputError("dataset", path, f"should be {known}")
-    make = functools.partial(read, path)
-    make.__doc__ = read.__doc__
-    make.__annotations__ = get_type_hints(read, include_extras=True)
-    return make
+        return mapped.load
+    if os.path.isdir(path) or path.lower().endswith(leaf.SUFFIXES):
+        return leaf.load
+    if path.lower().endswith(".npz"):
+        return tabular.load_arrays
+    if path.lower().endswith(tabular.SUFFIXES):
+        return tabular.load
+    known = "an .npz, a LEAF .json or .json.gz, a directory of LEAF or .npy files, or a .csv, .csv.gz or .parquet"
+    raise InputError("dataset", path, f"should be {known}")

@@ -36,7 +36,9 @@ def cached(
 
     `recipe` is everything else that the arrays depend on, in JSON's types; "dataset" is the dataset's name.
     """
-    name = _name(recipe, sources)
+    stats = [(str(path), path.stat().st_size, path.stat().st_mtime_ns) for path in sources]
+    key = hashlib.sha256(json.dumps([FORMAT, recipe, stats], sort_keys=True).encode()).hexdigest()
+    name = f"{recipe.get('dataset', 'data')}-{key[:16]}.npz"
     for folder in directories():
         arrays = _load(folder / name)
         if arrays is not None:
@@ -48,19 +50,11 @@ def cached(
     return arrays
 
 
-def _name(recipe: Mapping[str, Any], sources: Sequence[Path]) -> str:
-    stats = [(str(path), path.stat().st_size, path.stat().st_mtime_ns) for path in sources]
-    key = hashlib.sha256(json.dumps([FORMAT, recipe, stats], sort_keys=True).encode()).hexdigest()
-    return f"{recipe.get('dataset', 'data')}-{key[:16]}.npz"
-
-
 def _load(path: Path) -> dict[str, NDArray] | None:
-    if not path.exists():
-        return None
     try:
         with open(regular(path), "rb") as file, np.load(file, allow_pickle=False) as entry:
             return {name: entry[name] for name in entry.files}
-    except Exception:  # a damaged file may raise anything; the entry is then built again
+    except Exception:  # there is none, or it is damaged, which may raise anything: it is then built again
         return None
 
 

@@ -9,8 +9,8 @@ from __future__ import annotations
 import csv
 import io
 import math
-import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from itertools import islice
 from pathlib import Path
 from typing import Annotated, NamedTuple, NoReturn
 
@@ -20,7 +20,7 @@ from folb.core.clock import LONGEST
 from folb.core.system import RATES, High, Link, Low, Rate, System, Tau, rounds
 from folb.core.trace import Source, Trace
 from folb.data import source_files
-from folb.data.tabular import csv_header, parquet_batches
+from folb.data.tabular import csv_columns, is_number, parquet_table
 from folb.errors import InputError, check, choose
 from folb.typing import NDArray
 
@@ -36,10 +36,11 @@ class Table(NamedTuple):
     path: Path
     columns: dict[str, NDArray]
 
-    def wrong(self, name: str, row: int, expected: str) -> NoReturn:
-        """Raise the error about one value."""
-        value = self.columns[name][row].item()
-        raise InputError(f"{self.path}, {self.place(row)}: {name}", value, expected)
+    def refuse(self, name: str, rows: Sequence[int] | NDArray, expected: str) -> None:
+        """Raise an error about the first of these rows, if there are any."""
+        if len(rows):
+            value, place = self.columns[name][rows[0]].item(), self.place(int(rows[0]))
+            raise InputError(f"{self.path}, {place}: {name}", value, expected)
 
     def place(self, row: int) -> str:
         """Where a row is in the file."""
@@ -62,11 +63,11 @@ def trace(
     if period is not None:
         expected = f"should be more than 0, up to {LONGEST:g}"
         check("period", period, lambda period: (period > 0) & (period <= LONGEST), expected)
-    if not Path(file).is_file():
-        raise InputError("file", file, "should be a csv or parquet file with a line for each device")
+    check("file", file, Path(file).is_file(), "should be a csv or parquet file with a line for each device")
     table = _read(Path(file))
-    _check(table, math.inf if period is None else period)
-    return _sorted(table, math.inf if period is None else float(period), numbers)
+    lasts = math.inf if period is None else float(period)
+    _check(table, lasts)
+    return _sorted(table, lasts, numbers)
 
 
 def _is_parquet(path: Path) -> bool:
@@ -74,10 +75,26 @@ def _is_parquet(path: Path) -> bool:
 
 
 def _read(path: Path) -> Table:
-    columns = _parquet(path) if _is_parquet(path) else _csv(path)
+    def types(header: list[str]) -> list[type]:
+        _check_header(path, [name.strip() for name in header])
+        return [float] * len(header)
+
+    if _is_parquet(path):
+        table = parquet_table(path, NEEDED)
+        _check_header(path, table.column_names)
+        columns = {name: table[name].to_numpy() for name in table.column_names}
+        for name, values in columns.items():
+            check(f"{path}: {name}", str(table[name].type), values.dtype.kind in "iuf", "should be a column of numbers")
+            columns[name] = values.astype(np.float64)
+    else:
+        try:
+            columns = {name.strip(): values for name, values in csv_columns(path, types, LINES + 1).items()}
+        except InputError:
+            raise
+        except ValueError:
+            _find_text(path)
     count = len(columns["device"])
-    if not 0 < count <= LINES:
-        raise InputError(f"{path}: lines", count, f"should be from 1 to {LINES}, besides the header")
+    check(f"{path}: lines", count, 0 < count <= LINES, f"should be from 1 to {LINES}, besides the header")
     return Table(path, columns)
 
 
@@ -86,56 +103,16 @@ def _check_header(path: Path, names: list[str]) -> None:
     for name in names:
         choose(where, name, COLUMNS)
     for name in NEEDED:
-        if name not in names:
-            raise InputError(where, name, f"is missing; the header should name {', '.join(NEEDED)}")
-    if len(set(names)) < len(names):
-        raise InputError(where, names, "should be different names")
+        check(where, name, name in names, f"is missing; the header should name {', '.join(NEEDED)}")
+    check(where, names, len(set(names)) == len(names), "should be different names")
     for one, other in (STAY, STAY[::-1]):
-        if one in names and other not in names:
-            raise InputError(where, one, f"should come with {other}")
-
-
-def _parquet(path: Path) -> dict[str, NDArray]:
-    parts: list[dict[str, NDArray]] = []
-    left = LINES + 1
-    for batch in parquet_batches(path, NEEDED, only=False):
-        _check_header(path, batch.schema.names)
-        part = {}
-        for name, column in zip(batch.schema.names, batch.columns, strict=True):
-            values = column.to_numpy(zero_copy_only=False)
-            if values.dtype.kind not in "iuf":
-                raise InputError(f"{path}: {name}", str(column.type), "should be a column of numbers")
-            part[name] = values.astype(np.float64)
-        parts.append(part)
-        left -= len(batch)
-        if left <= 0:
-            break
-    if not parts:
-        return {"device": np.zeros(0)}
-    return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
-
-
-def _csv(path: Path) -> dict[str, NDArray]:
-    with source_files.opened(path) as stream, io.TextIOWrapper(stream, encoding="utf-8-sig", newline="") as lines:
-        names = [name.strip() for name in csv_header(path, lines)]
-        _check_header(path, names)
-        try:
-            with warnings.catch_warnings(action="ignore"):  # `_read` reports that there are no lines
-                rows = np.loadtxt(lines, delimiter=",", quotechar='"', comments=None, ndmin=2, max_rows=LINES + 1)
-        except (UnicodeDecodeError, InputError):
-            raise
-        except ValueError:
-            _find_text(path, names)
-    if len(rows) and rows.shape[1] != len(names):
-        _find_text(path, names)
-    return dict(zip(names, rows.T.reshape(len(names), -1), strict=True))
+        check(where, one, one not in names or other in names, f"should come with {other}")
 
 
 def _rows(path: Path) -> Iterator[tuple[int, list[str]]]:
-    """The lines of a csv file, with their numbers, without the header and empty lines."""
+    """The lines of a csv file, with their numbers, without empty lines; the first is the header."""
     with source_files.opened(path) as stream, io.TextIOWrapper(stream, encoding="utf-8-sig", newline="") as lines:
         reader = csv.reader(lines)
-        next(reader)
         try:
             for cells in reader:
                 if cells:
@@ -145,19 +122,17 @@ def _rows(path: Path) -> Iterator[tuple[int, list[str]]]:
 
 
 def _line(path: Path, row: int) -> int:
-    return next(number for i, (number, _) in enumerate(_rows(path)) if i == row)
+    return next(islice(_rows(path), row + 1, None))[0]
 
 
-def _find_text(path: Path, names: list[str]) -> NoReturn:
+def _find_text(path: Path) -> NoReturn:
     """Raise the error about the first line that is not as many numbers as there are names."""
-    for number, cells in _rows(path):
-        if len(cells) != len(names):
-            raise InputError(f"{path}, line {number}", ",".join(cells), f"should have {len(names)} values")
+    rows = _rows(path)
+    _, names = next(rows)
+    for number, cells in rows:
+        check(f"{path}, line {number}", ",".join(cells), len(cells) == len(names), f"should have {len(names)} values")
         for name, cell in zip(names, cells, strict=True):
-            try:
-                float(cell)
-            except ValueError:
-                raise InputError(f"{path}, line {number}: {name}", cell, "should be a number") from None
+            check(f"{path}, line {number}: {name.strip()}", cell, is_number(cell), "should be a number")
     raise InputError(str(path), ",".join(names), "cannot be read as csv")
 
 
@@ -168,26 +143,22 @@ def _check(table: Table, period: float) -> None:
     for name, (least, most) in bounds.items():
         if name in table.columns:
             values = table.columns[name]
-            _all(table, name, (values >= least) & (values <= most), f"should be a number from {least:g} to {most:g}")
+            wrong = np.flatnonzero(~((values >= least) & (values <= most)))
+            table.refuse(name, wrong, f"should be a number from {least:g} to {most:g}")
     device = table.columns["device"]
-    _all(table, "device", device == np.floor(device), "should be a whole number")
+    table.refuse("device", np.flatnonzero(device != np.floor(device)), "should be a whole number")
     if STAY[0] in table.columns:
         begin, end = (table.columns[name] for name in STAY)
-        _all(table, "until", end > begin, "should be more than from")
-        _all(table, "until", end <= period, f"should be at most period = {period:g}")
-    elif math.isfinite(period):
-        raise InputError("period", period, f"needs the columns from and until, which {table.path} does not have")
+        table.refuse("until", np.flatnonzero(end <= begin), "should be more than from")
+        table.refuse("until", np.flatnonzero(end > period), f"should be at most period = {period:g}")
+    else:
+        expected = f"needs the columns from and until, which {table.path} does not have"
+        check("period", period, math.isinf(period), expected)
     present = np.unique(device)
     absent = np.flatnonzero(present != np.arange(len(present)))
     if len(absent):
         largest = int(present[-1])
         raise InputError(f"{table.path}: device", int(absent[0]), f"has no line; there are devices up to {largest}")
-
-
-def _all(table: Table, name: str, right: NDArray, expected: str) -> None:
-    wrong = np.flatnonzero(~right)
-    if len(wrong):
-        table.wrong(name, int(wrong[0]), expected)
 
 
 def _sorted(table: Table, period: float, numbers: dict[str, float]) -> Trace:
@@ -201,10 +172,11 @@ def _sorted(table: Table, period: float, numbers: dict[str, float]) -> Trace:
     same = device[1:] == device[:-1]
     overlapping = np.flatnonzero(same & (begin[1:] < end[:-1]))
     if len(overlapping):
-        before, row = (int(order[overlapping[0] + i]) for i in (0, 1))
+        before, row = (order[overlapping[0] + i] for i in (0, 1))
+        first_one = table.place(int(before))
         if "from" not in table.columns:
-            table.wrong("device", row, f"has a line already, {table.place(before)}; for several, add from and until")
-        table.wrong("from", row, f"should not be before the end of {table.place(before)}, of the same device")
+            table.refuse("device", [row], f"has a line already, {first_one}; for several, add from and until")
+        table.refuse("from", [row], f"should not be before the end of {first_one}, of the same device")
     first = np.searchsorted(device, np.arange(device[-1] + 2)).astype(np.int32)
     link = Link(*(table.columns.get(name, np.zeros(count))[order].astype(np.float32) for name in Link._fields))
     return Trace(

@@ -11,7 +11,7 @@ from typing import Annotated, Any
 
 import numpy as np
 
-from folb.errors import InputError, check_whole
+from folb.errors import InputError, check, check_whole
 from folb.typing import NDArray
 
 BLOCK = 1 << 26  # bytes read at once from an array that may be mapped from a file
@@ -96,19 +96,19 @@ class Federation:
         """The number of devices."""
         return len(self.train.size)
 
+    def inputs(self, x: NDArray) -> NDArray:
+        """Some rows of `train.x` or `test.x` as the model sees them."""
+        return x if self.expand is None else np.asarray(self.expand(self.table, x))
+
     @property
     def shape(self) -> tuple[int, ...]:
         """The shape of one sample, as the model sees it."""
-        if self.expand is None:
-            return self.train.x.shape[1:]
-        return self.expand(self.table, self.train.x[:1]).shape[1:]
+        return self.inputs(self.train.x[:1]).shape[1:]
 
     @property
     def kind(self) -> np.dtype[Any]:
         """The type of a model's inputs."""
-        if self.expand is None:
-            return self.train.x.dtype
-        return np.dtype(self.expand(self.table, self.train.x[:1]).dtype)
+        return self.inputs(self.train.x[:1]).dtype
 
     @property
     def nbytes(self) -> int:
@@ -133,10 +133,7 @@ class Federation:
         mapped.save(self, path)
 
     def labels(self) -> NDArray:
-        """How many samples of each label each device has, to train and to test on: [N, classes].
-
-        Numbers to predict count as one label.
-        """
+        """How many samples of each label each device has, in all: [N, classes]. Numbers to predict are one label."""
         if self.regression:
             return (self.train.size + self.test.size).astype(np.int64)[:, None]
         cells = self.N * self.classes
@@ -182,12 +179,9 @@ class Federation:
         y, device = _array(f"{name}: y", y), _array(f"{name}: device", device)
         for field, values in (("y", y), ("device", device)):
             check_one_per_sample(name, field, values, x)
-        if len(x) == 0:
-            raise InputError(f"{name}: len(x)", 0, "should be at least 1 sample")
-        if classes is not None and classes < 2:
-            raise InputError(f"{name}: classes", classes, "should be at least 2")
-        if regression and classes is not None:
-            raise InputError(f"{name}: classes", classes, "should not be given with regression")
+        check(f"{name}: len(x)", 0, len(x), "should be at least 1 sample")
+        check(f"{name}: classes", classes, classes is None or classes >= 2, "should be at least 2")
+        check(f"{name}: classes", classes, classes is None or not regression, "should not be given with regression")
         if regression:
             y, classes = numbers(name, y), 1
         else:
@@ -197,18 +191,16 @@ class Federation:
             seed = 0 if holdout_seed is None else holdout_seed
             check_whole("holdout_seed", seed, 0)
             test = _hold_out(k, int(seed))
-        elif holdout_seed is not None:
-            raise InputError("holdout_seed", holdout_seed, f"should not be set: {name} says what to test on")
         else:
+            check("holdout_seed", holdout_seed, holdout_seed is None, f"should not be set: {name} says what to test on")
             split = _array(f"{name}: split", split)
             check_one_per_sample(name, "split", split, x)
             test = _is_test(name, split)
         N = len(ids)
         empty = np.flatnonzero(np.bincount(k[~test], minlength=N) == 0)
         if len(empty):
-            raise InputError(
-                f"{name}: training samples of device {ids.tolist()[empty[0]]!r}", 0, "should be at least 1"
-            )
+            who = ids.tolist()[empty[0]]
+            raise InputError(f"{name}: training samples of device {who!r}", 0, "should be at least 1")
         classes = max(int(y.max()) + 1, 2) if classes is None else classes
         sides = _split(x, y, k, ~test, N), _split(x, y, k, test, N)
         names = tuple(ids.tolist()) if ids.dtype.kind == "U" else None
@@ -223,32 +215,23 @@ def blocks(array: NDArray) -> Iterator[tuple[int, NDArray]]:
 
 
 def features(name: str, x: NDArray, first: int = 0) -> NDArray:
-    """x as models take it: float32, int32 or bytes (images). Values should be finite, and no sample empty.
-
-    `first` is the number of its first sample, if x is only a part.
-    """
-    if x.dtype.kind not in "biuf":
-        raise InputError(f"{name}: x", str(x.dtype), "should be numbers")
-    if x.ndim == 0 or 0 in x.shape[1:]:
-        raise InputError(f"{name}: shape of x", x.shape, "should have samples first, and numbers in every sample")
+    """x as models take it: float32, int32 or bytes, finite, no sample empty. `first` is the number of its first one."""
+    check(f"{name}: x", str(x.dtype), x.dtype.kind in "biuf", "should be numbers")
+    good = x.ndim and 0 not in x.shape[1:]
+    check(f"{name}: shape of x", x.shape, good, "should have samples first, and numbers in every sample")
     if x.dtype == np.uint8:
         return x
     if x.dtype.kind in "iu":
         whole = x.astype(np.int32, copy=False)
         _check_each(name, "x", x, whole == x, "should fit into 32 bits", first)
         return whole
-    with np.errstate(over="ignore"):  # a value too large for 32 bits becomes infinite, which fails the check below
-        single = x.astype(np.float32, copy=False)
-    expected = "should be a finite number (no NaN, no infinity), in 32 bits"
-    _check_each(name, "x", x, np.isfinite(single), expected, first)
-    return single
+    return _single(name, "x", x, "should be a finite number (no NaN, no infinity), in 32 bits", first)
 
 
 def labels(name: str, y: NDArray, classes: int) -> NDArray:
     """y as int32; floats are accepted if they are whole."""
     expected = f"should be a whole number from 0 to {classes - 1}"
-    if y.dtype.kind not in "biuf":
-        raise InputError(f"{name}: y", str(y.dtype), expected)
+    check(f"{name}: y", str(y.dtype), y.dtype.kind in "biuf", expected)
     with np.errstate(invalid="ignore"):  # NaN compares false, and fails the check
         good = (y >= 0) & (y < classes) & (np.floor(y) == y)
     if not good.all() and np.isfinite(y).all():
@@ -260,11 +243,14 @@ def labels(name: str, y: NDArray, classes: int) -> NDArray:
 def numbers(name: str, y: NDArray) -> NDArray:
     """y as float32: numbers to predict."""
     expected = "should be a finite number, in 32 bits"
-    if y.dtype.kind not in "biuf":
-        raise InputError(f"{name}: y", str(y.dtype), expected)
-    with np.errstate(over="ignore"):  # as in `features`
-        single = y.astype(np.float32)
-    _check_each(name, "y", y, np.isfinite(single), expected)
+    check(f"{name}: y", str(y.dtype), y.dtype.kind in "biuf", expected)
+    return _single(name, "y", y, expected)
+
+
+def _single(name: str, field: str, values: NDArray, expected: str, first: int = 0) -> NDArray:
+    with np.errstate(over="ignore"):  # a value too large for 32 bits becomes infinite, which fails the check
+        single = values.astype(np.float32, copy=False)
+    _check_each(name, field, values, np.isfinite(single), expected, first)
     return single
 
 
@@ -287,10 +273,9 @@ def _array(field: str, values: Any) -> NDArray:
 
 def check_one_per_sample(name: str, field: str, values: NDArray, x: NDArray) -> None:
     """Raise unless there is a value for each sample of x."""
-    if values.ndim != 1:
-        raise InputError(f"{name}: shape of {field}", values.shape, "should be one-dimensional, a value per sample")
-    if len(values) != len(x):
-        raise InputError(f"{name}: len({field})", len(values), f"should be len(x) = {len(x)}")
+    expected = "should be one-dimensional, a value per sample"
+    check(f"{name}: shape of {field}", values.shape, values.ndim == 1, expected)
+    check(f"{name}: len({field})", len(values), len(values) == len(x), f"should be len(x) = {len(x)}")
 
 
 def _check_each(name: str, field: str, values: NDArray, good: NDArray, expected: str, first: int = 0) -> None:

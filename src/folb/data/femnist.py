@@ -8,11 +8,11 @@ from top to bottom, paper 255 and ink 0, and the model sees them as LEAF has the
 from __future__ import annotations
 
 import io
-from collections.abc import Callable
+from collections.abc import Iterator
 from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
-from typing import Annotated, Any, Literal, NamedTuple
+from typing import Annotated, Any, Literal
 
 import numpy as np
 
@@ -22,7 +22,7 @@ from folb.data import partition as partitions
 from folb.data.cache import cached
 from folb.data.federation import Federation, labels
 from folb.data.tabular import parquet_batches
-from folb.errors import InputError, check_whole, choose
+from folb.errors import InputError, check, check_whole, choose
 from folb.typing import NDArray
 
 SIDE, CLASSES, WRITERS = 28, 62, 3550
@@ -52,8 +52,9 @@ def femnist(
     """
     check_whole("draw", draw, 0)
     choose("partition", partition, ("writer", "power_law", "fedprox"))
-    form, paths = _found(source)
-    stored = cached({"dataset": "femnist", "form": form}, paths, lambda: _stacked(READERS[form](paths)))
+    form, paths = found(source)
+    read = {"leaf": _read_leaf, "parquet": _read_parquet, "npz": _read_npz}[form]
+    stored = cached({"dataset": "femnist", "form": form}, paths, lambda: _stacked(paths, [*read(paths)]))
     x, y, writer, split = (stored[name] for name in ("x", "y", "writer", "split"))
     most = CLASSES
     if partition == "writer":
@@ -62,17 +63,14 @@ def femnist(
         device = partitions.power_law(y, draw, devices=devices, classes=classes)
     else:
         letters = np.flatnonzero((y >= LOWER_A) & (y <= LOWER_J))
-        if not len(letters):
-            raise InputError("partition", partition, "needs images of the letters a-j; there are none")
+        check("partition", partition, len(letters), "needs images of the letters a-j; there are none")
         device = np.full(len(y), -1)
         device[letters] = partitions.lognormal(y[letters], draw, devices=devices)
         y, most = y.astype(np.int32) - LOWER_A, LOWER_J - LOWER_A + 1
     kept = device >= 0
     given = partition == "writer" and UNKNOWN not in split
-    test = split[kept] == 1 if given else None
-    federation = Federation.from_arrays(
-        "femnist", x[kept], y[kept], device[kept], test, classes=most, holdout_seed=None if given else draw
-    )
+    test = {"split": split[kept] == 1} if given else {"holdout_seed": draw}
+    federation = Federation.from_arrays("femnist", x[kept], y[kept], device[kept], classes=most, **test)
     writers = int(writer.max()) + 1
     note = f"a sample of FEMNIST: {writers} of LEAF's {WRITERS:,} writers" if writers < WRITERS else ""
     return replace(federation, expand=scaled, note=note)
@@ -83,25 +81,17 @@ def scaled(table: Any, x: Any) -> Any:
     return x / np.float32(255)
 
 
-class Images(NamedTuple):
-    """Some images as a file has them: bytes [n, 28, 28], labels, the writers' ids, and 0 train, 1 test."""
-
-    x: NDArray
-    y: NDArray
-    writer: NDArray
-    split: NDArray
+# some images as a file has them: bytes [n, 28, 28], labels, the writers' ids, and 0 train, 1 test
+Images = tuple[NDArray, NDArray, NDArray, NDArray]
 
 
-def raw_files() -> list[Path]:
-    """The files of the first form found."""
-    return _found("any")[1]
-
-
-def _found(source: str) -> tuple[str, list[Path]]:
+def found(source: str) -> tuple[str, list[Path]]:
     """The first form that has files, and its files."""
     folder = source_files.directory() / "femnist"
+    train, test, everything = (sorted((folder / side).glob("*.json*")) for side in ("train", "test", "all_data"))
+    leaf_files = train + test if train and test else everything or sorted(folder.glob("*.json*"))
     there = {
-        "leaf": _leaf_files(folder),
+        "leaf": leaf_files,
         "parquet": sorted(folder.glob("*.parquet")),
         "npz": sorted(folder.glob("femnist_writers.npz")),
     }
@@ -113,14 +103,8 @@ def _found(source: str) -> tuple[str, list[Path]]:
     raise source_files.missing("femnist", wanted.get(source, "train-00000-of-00001.parquet"))
 
 
-def _leaf_files(folder: Path) -> list[Path]:
-    train, test = (sorted((folder / side).glob("*.json*")) for side in ("train", "test"))
-    if train and test:
-        return train + test
-    return sorted((folder / "all_data").glob("*.json*")) or sorted(folder.glob("*.json*"))
-
-
-def _stacked(parts: list[Images]) -> dict[str, NDArray]:
+def _stacked(paths: list[Path], parts: list[Images]) -> dict[str, NDArray]:
+    check(str(paths[0]), 0, parts, "rows: should be at least 1")
     x, y, writer, split = (np.concatenate(column) for column in zip(*parts, strict=True))
     if x.mean() < 127.5:  # ink covers the smaller part of an image, so the colours of this source are inverted
         x = 255 - x
@@ -128,46 +112,41 @@ def _stacked(parts: list[Images]) -> dict[str, NDArray]:
     return {"x": x, "y": y.astype(np.uint8), "writer": index.astype(np.int32), "split": split, "ids": ids}
 
 
-def _read_leaf(paths: list[Path]) -> list[Images]:
+def _read_leaf(paths: list[Path]) -> Iterator[Images]:
     """LEAF's json; the folder of a file says whether its images are to train on or to test on."""
-    parts: list[Images] = []
     for side in {path.parent: None for path in paths}:
         mark = {"train": 0, "test": 1}.get(side.name, UNKNOWN)
         for name, user in leaf.users(path for path in paths if path.parent == side):
-            y = labels(user.where, user.y, CLASSES)
-            parts.append(Images(_bytes(user), y, np.full(len(y), name), np.full(len(y), mark, np.uint8)))
-    return parts
+            x, y, n = user.x, labels(user.where, user.y, CLASSES), len(user.y)
+            check(f"{user.where}: x", x.shape, x.shape == (n, SIDE**2), f"should be {SIDE**2} numbers for each image")
+            extremes = [x.min().item(), x.max().item()]
+            check(
+                f"{user.where}: x",
+                extremes,
+                0 <= min(extremes) <= max(extremes) <= 1,
+                "should be numbers between 0 and 1",
+            )
+            images = np.rint(x * 255).astype(np.uint8).reshape(-1, SIDE, SIDE)
+            yield images, y, np.full(n, name), np.full(n, mark, np.uint8)
 
 
-def _bytes(user: leaf.User) -> NDArray:
-    if user.x.shape[1:] != (SIDE * SIDE,):
-        raise InputError(f"{user.where}: x", user.x.shape, f"should be {SIDE * SIDE} numbers for each image")
-    if not ((user.x >= 0) & (user.x <= 1)).all():
-        extremes = [user.x.min().item(), user.x.max().item()]
-        raise InputError(f"{user.where}: x", extremes, "should be numbers between 0 and 1")
-    return np.rint(user.x * 255).astype(np.uint8).reshape(-1, SIDE, SIDE)
-
-
-def _read_parquet(paths: list[Path]) -> list[Images]:
+def _read_parquet(paths: list[Path]) -> Iterator[Images]:
     """The hub's columns: image (a struct with the PNG file's bytes), writer_id and character, a class number."""
-    parts: list[Images] = []
+    columns = ("image", "writer_id", "character")
     for path in paths:
         first = 0
-        for batch in parquet_batches(path, ("image", "writer_id", "character")):
-            image, writer, character = (batch.column(name) for name in ("image", "writer_id", "character"))
-            if image.null_count or writer.null_count or character.null_count:
-                raise InputError(str(path), None, "should have a value in every row")
-            if "bytes" not in [field.name for field in getattr(image.type, "fields", [])]:
-                raise InputError(f"{path}: image", str(image.type), "should be structs with the bytes of PNG files")
+        for batch in parquet_batches(path, columns):
+            image, writer, character = (batch.column(name) for name in columns)
+            whole = not (image.null_count or writer.null_count or character.null_count)
+            check(str(path), None, whole, "should have a value in every row")
+            fields = [field.name for field in getattr(image.type, "fields", [])]
+            check(f"{path}: image", str(image.type), "bytes" in fields, "should be structs with the bytes of PNG files")
             where = f"{path}, rows from {first}"
             x = _decoded(where, image.field("bytes").to_pylist())
             y = labels(f"{where}: character", character.to_numpy(zero_copy_only=False), CLASSES)
             ids = np.asarray(writer.to_pylist(), dtype=np.str_)
-            parts.append(Images(x, y, ids, np.full(len(y), UNKNOWN, np.uint8)))
+            yield x, y, ids, np.full(len(y), UNKNOWN, np.uint8)
             first += len(y)
-    if not parts:
-        raise InputError(str(paths[0]), 0, "rows: should be at least 1")
-    return parts
 
 
 def _decoded(where: str, pngs: list[bytes]) -> NDArray:
@@ -183,29 +162,20 @@ def _decoded(where: str, pngs: list[bytes]) -> NDArray:
                 rows.append(opened.convert("L").tobytes() if size == (SIDE, SIDE) else b"")
         except Exception as error:  # a damaged image can fail anywhere in the decoder
             raise InputError(f"{where}: image[{i}]", str(error), "should be a PNG file") from error
-        if size != (SIDE, SIDE):
-            raise InputError(f"{where}: image[{i}]", size, f"should be {SIDE} x {SIDE} pixels")
+        check(f"{where}: image[{i}]", size, size == (SIDE, SIDE), f"should be {SIDE} x {SIDE} pixels")
     return np.frombuffer(b"".join(rows), dtype=np.uint8).reshape(-1, SIDE, SIDE)
 
 
-def _read_npz(paths: list[Path]) -> list[Images]:
+def _read_npz(paths: list[Path]) -> Iterator[Images]:
     (path,) = paths
     names = ("images", "labels", "writer", "writer_ids", "split")
     x, y, writer, ids, split = npz.arrays(path, names, limit=LIMIT).values()
-    if x.dtype != np.uint8 or x.shape[1:] != (SIDE, SIDE):
-        raise InputError(f"{path}: images", (str(x.dtype), x.shape), f"should be bytes, n x {SIDE} x {SIDE}")
+    good = x.dtype == np.uint8 and x.shape[1:] == (SIDE, SIDE)
+    check(f"{path}: images", (str(x.dtype), x.shape), good, f"should be bytes, n x {SIDE} x {SIDE}")
     for name, values in (("labels", y), ("writer", writer), ("split", split)):
-        if values.shape != (len(x),) or not np.issubdtype(values.dtype, np.integer):
-            raise InputError(f"{path}: {name}", (str(values.dtype), values.shape), f"should be {len(x)} whole numbers")
-    if not len(x) or writer.min() < 0 or writer.max() >= len(ids):
-        raise InputError(f"{path}: writer", len(x), f"images: each should have a writer 0 .. {len(ids) - 1}")
-    if not np.isin(split, (0, 1)).all():
-        raise InputError(f"{path}: split", int(split.max()), "should be 0 for train or 1 for test")
-    return [Images(x, labels(f"{path}: labels", y, CLASSES), ids[writer], split.astype(np.uint8))]
-
-
-READERS: dict[str, Callable[[list[Path]], list[Images]]] = {
-    "leaf": _read_leaf,
-    "parquet": _read_parquet,
-    "npz": _read_npz,
-}
+        good = values.shape == (len(x),) and values.dtype.kind in "iu"
+        check(f"{path}: {name}", (str(values.dtype), values.shape), good, f"should be {len(x)} whole numbers")
+    good = len(x) and writer.min() >= 0 and writer.max() < len(ids)
+    check(f"{path}: writer", len(x), good, f"images: each should have a writer 0 .. {len(ids) - 1}")
+    check(f"{path}: split", int(split.max()), np.isin(split, (0, 1)).all(), "should be 0 for train or 1 for test")
+    yield x, labels(f"{path}: labels", y, CLASSES), ids[writer], split.astype(np.uint8)

@@ -14,8 +14,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from folb.data import source_files
-from folb.data.federation import Federation, HoldoutSeed, features, labels, most_classes
-from folb.errors import InputError
+from folb.data.federation import Federation, HoldoutSeed, check_one_per_sample, features, labels, most_classes
+from folb.errors import InputError, check
 from folb.typing import NDArray
 
 SUFFIXES = (".json", ".json.gz")
@@ -27,9 +27,27 @@ def load(path: str | os.PathLike[str], *, holdout_seed: HoldoutSeed = None) -> F
 
     Devices are numbered in the order of the users in the training files, which are sorted by name.
     """
-    names, arrays = _arrays(Path(path))
-    federation = Federation.from_arrays(os.fspath(path), *arrays, holdout_seed=holdout_seed)
-    return replace(federation, device_names=names)
+    path = Path(path)
+    sides = [side for side in ("train", "test") if os.path.isdir(path / side)]
+    check(f"{path}: sub-directories", sides, len(sides) != 1, "should be both train and test, or neither")
+    train = dict(users(_files(path / "train" if sides else path)))
+    test = dict(users(_files(path / "test"))) if sides else {}
+    for name, user in test.items():
+        check(f"{user.where}: training samples", 0, name in train, f"should be in a file of {path / 'train'} too")
+    everyone = [*train.values(), *test.values()]
+    size = [len(user.y) for user in everyone]
+    shape = everyone[0].x.shape[1:]
+    for user in everyone:
+        own, expected = user.x.shape[1:], f"should be {shape}, as in {everyone[0].where}"
+        check(f"{user.where}: shape of a row of x", own, own == shape, expected)
+    most = most_classes(sum(size))
+    y = np.concatenate([labels(user.where, user.y, most) for user in everyone])
+    x = np.concatenate([user.x for user in everyone])
+    index = {name: k for k, name in enumerate(train)}
+    device = np.repeat([index[name] for side in (train, test) for name in side], size)
+    split = np.repeat([False] * len(train) + [True] * len(test), size) if sides else None
+    federation = Federation.from_arrays(os.fspath(path), x, y, device, split, holdout_seed=holdout_seed)
+    return replace(federation, device_names=tuple(train))
 
 
 class User(NamedTuple):
@@ -40,32 +58,6 @@ class User(NamedTuple):
     y: NDArray
 
 
-def _arrays(path: Path) -> tuple[tuple[str, ...], tuple[NDArray, NDArray, NDArray, NDArray | None]]:
-    """The users' names; x, y, device and, if there are train/ and test/, split."""
-    sides = [side for side in ("train", "test") if os.path.isdir(path / side)]
-    if len(sides) == 1:
-        raise InputError(f"{path}: sub-directories", sides, "should be both train and test, or neither")
-    train = dict(users(_files(path / "train" if sides else path)))
-    test = dict(users(_files(path / "test"))) if sides else {}
-    for name, user in test.items():
-        if name not in train:
-            raise InputError(f"{user.where}: training samples", 0, f"should be in a file of {path / 'train'} too")
-
-    everyone = [*train.values(), *test.values()]
-    size = [len(user.y) for user in everyone]
-    for user in everyone:
-        if user.x.shape[1:] != everyone[0].x.shape[1:]:
-            expected = f"should be {everyone[0].x.shape[1:]}, as in {everyone[0].where}"
-            raise InputError(f"{user.where}: shape of a row of x", user.x.shape[1:], expected)
-    most = most_classes(sum(size))
-    y = np.concatenate([labels(user.where, user.y, most) for user in everyone])
-    x = np.concatenate([user.x for user in everyone])
-    index = {name: k for k, name in enumerate(train)}
-    device = np.repeat([index[name] for side in (train, test) for name in side], size)
-    split = np.repeat([False] * len(train) + [True] * len(test), size) if sides else None
-    return tuple(train), (x, y, device, split)
-
-
 def _files(path: Path) -> list[Path]:
     """The file itself, or the json files of a directory; hidden files, which archivers leave, are skipped."""
     if not os.path.isdir(path):
@@ -74,8 +66,7 @@ def _files(path: Path) -> list[Path]:
         files = [file for file in path.iterdir() if file.name.endswith(SUFFIXES) and not file.name.startswith(".")]
     except OSError as error:
         raise InputError(str(path), error.strerror, "should be a readable directory") from None
-    if not files:
-        raise InputError(f"{path}: json files", 0, "should be at least one .json or .json.gz")
+    check(f"{path}: json files", 0, files, "should be at least one .json or .json.gz")
     return sorted(files)
 
 
@@ -92,48 +83,33 @@ def users(paths: Iterable[Path]) -> Iterator[tuple[str, User]]:
 
 def _users(file: Path) -> Iterator[tuple[str, User]]:
     content = _parse(file)
-    if not isinstance(content, dict):
-        raise InputError(str(file), content, "should be a json object with users, num_samples and user_data")
+    expected = "should be a json object with users, num_samples and user_data"
+    check(str(file), content, isinstance(content, dict), expected)
     names = _get(str(file), content, "users", list)
     num_samples = _get(str(file), content, "num_samples", list)
     user_data = _get(str(file), content, "user_data", dict)
-    if not names:
-        raise InputError(f"{file}: users", names, "should be at least one")
-    if len(num_samples) != len(names):
-        raise InputError(f"{file}: len(num_samples)", len(num_samples), f"should be len(users) = {len(names)}")
+    check(f"{file}: users", names, names, "should be at least one")
+    count = len(num_samples)
+    check(f"{file}: len(num_samples)", count, count == len(names), f"should be len(users) = {len(names)}")
     for name, n in zip(names, num_samples, strict=True):
-        if not isinstance(name, str):
-            raise InputError(f"{file}: users", name, "should be strings")
+        check(f"{file}: users", name, isinstance(name, str), "should be strings")
         where = f"{file}: user {name!r:.80}"
-        if name not in user_data:
-            raise InputError(f"{where}: user_data", None, "is missing, or the user is listed twice")
-        # removed, so that users listed twice or not at all are found
-        yield name, _user(where, user_data.pop(name), n)
+        check(f"{where}: user_data", None, name in user_data, "is missing, or the user is listed twice")
+        data = user_data.pop(name)  # removed, so that users listed twice or not at all are found
+        check(f"{where}: user_data", data, isinstance(data, dict), "should be a json object with x and y")
+        x, y = (_numbers(where, field, data) for field in ("x", "y"))
+        check_one_per_sample(where, "y", y, x)
+        check(f"{where}: num_samples", n, n == len(y), f"should be the number of samples in user_data, {len(y)}")
+        check(f"{where}: samples", 0, len(y), "should be at least 1")
+        yield name, User(where, features(where, x), y)
     if user_data:
         raise InputError(f"{file}: users", next(iter(user_data)), "is in user_data, and should be listed in users too")
 
 
-def _user(where: str, data: Any, n: Any) -> User:
-    if not isinstance(data, dict):
-        raise InputError(f"{where}: user_data", data, "should be a json object with x and y")
-    x, y = (_numbers(where, field, data) for field in ("x", "y"))
-    if y.ndim != 1:
-        raise InputError(f"{where}: shape of y", y.shape, "should be one-dimensional, a label per sample")
-    if len(x) != len(y):
-        raise InputError(f"{where}: len(y)", len(y), f"should be len(x) = {len(x)}")
-    if n != len(y):
-        raise InputError(f"{where}: num_samples", n, f"should be the number of samples in user_data, {len(y)}")
-    if len(y) == 0:
-        raise InputError(f"{where}: samples", 0, "should be at least 1")
-    return User(where, features(where, x), y)
-
-
 def _get(where: str, content: dict[str, Any], field: str, kind: type) -> Any:
     name = "a list" if kind is list else "an object"
-    if field not in content:
-        raise InputError(f"{where}: {field}", None, f"is missing; should be {name}")
-    if not isinstance(content[field], kind):
-        raise InputError(f"{where}: {field}", content[field], f"should be {name}")
+    check(f"{where}: {field}", None, field in content, f"is missing; should be {name}")
+    check(f"{where}: {field}", content[field], isinstance(content[field], kind), f"should be {name}")
     return content[field]
 
 
@@ -147,9 +123,8 @@ def _numbers(where: str, field: str, data: dict[str, Any]) -> NDArray:
         if numbers is None:
             raise InputError(f"{where}: {field}[{i}]", row, "should be a number, or equally long rows of numbers")
         first = numbers if first is None else first
-        if numbers.shape != first.shape:
-            expected = f"should be {first.shape}, as of {field}[0]"
-            raise InputError(f"{where}: shape of {field}[{i}]", numbers.shape, expected)
+        expected = f"should be {first.shape}, as of {field}[0]"
+        check(f"{where}: shape of {field}[{i}]", numbers.shape, numbers.shape == first.shape, expected)
     raise InputError(f"{where}: {field}", data[field], "should be rows of numbers")
 
 

@@ -12,7 +12,7 @@ from folb.data import partition as partitions
 from folb.data import source_files
 from folb.data.cache import cached
 from folb.data.federation import Federation
-from folb.errors import InputError, check_whole, choose
+from folb.errors import check, check_whole, choose
 from folb.typing import NDArray
 
 PARTS = ("train", "t10k")
@@ -50,20 +50,28 @@ def mnist(
             choose(name, word, (known,))
     sources = raw_files()
     arrays = cached({"dataset": "mnist", "parts": 2}, sources, lambda: _parse(sources))
-    n = len(arrays["y"]) if test is None else int(arrays["train"])
-    x, y = arrays["x"][:n], arrays["y"][:n]
-    device = partitions.by_name(
-        partition, y, draw, devices=devices, classes=classes, alpha=alpha, each=shards, capped=capped
-    )
-    kept = device >= 0
-    split, seed = (None, draw) if test is None else (np.zeros(kept.sum(), bool), None)
-    federation = Federation.from_arrays(
-        "mnist", x[kept], y[kept], device[kept], split, classes=CLASSES, holdout_seed=seed
-    )
-    if test is not None:
-        federation = federation.tested_on(arrays["x"][n:], arrays["y"][n:])
-    if pixels is not None:
-        return replace(federation, expand=unit)
+    numbers = {"devices": devices, "classes": classes, "alpha": alpha, "each": shards, "capped": capped}
+    federation = shared_out("mnist", arrays, arrays["y"], CLASSES, test == "server", partition, draw, numbers)
+    return replace(federation, table=None, expand=unit) if pixels else federation
+
+
+def shared_out(
+    name: str,
+    arrays: dict[str, NDArray],
+    y: NDArray,
+    classes: int,
+    published: bool,
+    partition: partitions.Name,
+    draw: int,
+    numbers: dict[str, Any],
+) -> Federation:
+    """Standardised images on devices, with a random tenth to test on; or tested on the `published` test images."""
+    x, n = arrays["x"], int(arrays["train"]) if published else len(y)
+    device = partitions.by_name(partition, y[:n], draw, **numbers)
+    kept = np.flatnonzero(device >= 0)
+    given = {"split": np.zeros(len(kept), bool)} if published else {"holdout_seed": draw}
+    federation = Federation.from_arrays(name, x[kept], y[kept], device[kept], classes=classes, **given)
+    federation = federation.tested_on(x[n:], y[n:]) if published else federation
     return replace(federation, table=arrays["table"], expand=standardised)
 
 
@@ -87,17 +95,20 @@ def _parse(sources: list[Path]) -> dict[str, NDArray]:
     xs, ys = [], []
     for images, labels in zip(sources[::2], sources[1::2], strict=True):
         x, y = _read_idx(images, IMAGES, (SIDE, SIDE)), _read_idx(labels, LABELS, ())
-        if len(x) != len(y):
-            raise InputError(str(labels), len(y), f"labels: should be as many as the {len(x)} images of {images.name}")
-        if y.max(initial=0) >= CLASSES:
-            raise InputError(str(labels), int(y.max()), f"label: should be a digit 0 .. {CLASSES - 1}")
+        expected = f"labels: should be as many as the {len(x)} images of {images.name}"
+        check(str(labels), len(y), len(x) == len(y), expected)
+        check(str(labels), int(y.max()), y.max() < CLASSES, f"label: should be a digit 0 .. {CLASSES - 1}")
         xs.append(x)
         ys.append(y)
     x, y = np.concatenate(xs), np.concatenate(ys)
-    mean = x.mean(axis=0)
-    sd = np.sqrt(np.square(x, dtype=np.uint16).mean(axis=0) - mean**2)
-    scale = np.divide(1, sd, out=np.zeros_like(sd), where=sd > 0)
-    return {"x": x, "y": y, "table": np.stack([mean, scale]).astype(np.float32), "train": np.array(len(xs[0]))}
+    table = means_and_scales(x.mean(axis=0), np.square(x, dtype=np.uint16).mean(axis=0))
+    return {"x": x, "y": y, "table": table, "train": np.array(len(xs[0]))}
+
+
+def means_and_scales(mean: NDArray, square: NDArray) -> NDArray:
+    """The table of `standardised`, from the means of the values and of their squares."""
+    sd = np.sqrt(square - mean**2)
+    return np.stack([mean, np.divide(1, sd, out=np.zeros_like(sd), where=sd > 0)]).astype(np.float32)
 
 
 def _read_idx(path: Path, magic: int, shape: tuple[int, ...]) -> NDArray:
@@ -105,15 +116,12 @@ def _read_idx(path: Path, magic: int, shape: tuple[int, ...]) -> NDArray:
     with source_files.opened(path) as stream:
         header = stream.read(8 + 4 * len(shape))
         number = int.from_bytes(header[:4], "big")
-        if number != magic:
-            raise InputError(str(path), number, f"magic number: should be {magic}")
+        check(str(path), number, number == magic, f"magic number: should be {magic}")
         sizes = tuple(int.from_bytes(header[i : i + 4], "big") for i in range(4, len(header), 4))
-        if len(sizes) != 1 + len(shape) or sizes[1:] != shape or not 1 <= sizes[0] <= MOST:
-            raise InputError(str(path), sizes, f"sizes: should be (n, {', '.join(map(str, shape))}), n up to {MOST}")
+        good = len(sizes) == 1 + len(shape) and sizes[1:] == shape and 1 <= sizes[0] <= MOST
+        check(str(path), sizes, good, f"sizes: should be (n, {', '.join(map(str, shape))}), n up to {MOST}")
         n = int(np.prod(sizes))
         body = stream.read(n + 1)
-    if len(body) != n:
-        raise InputError(
-            str(path), f"{'more' if len(body) > n else len(body)} bytes", f"should be {n}, as its header says"
-        )
+    size = f"{'more' if len(body) > n else len(body)} bytes"
+    check(str(path), size, len(body) == n, f"should be {n}, as its header says")
     return np.frombuffer(body, dtype=np.uint8).reshape(sizes)

@@ -10,7 +10,7 @@ from typing import Literal
 
 import numpy as np
 
-from folb.errors import InputError, check, check_whole
+from folb.errors import check, check_whole
 from folb.typing import NDArray
 
 Name = Literal["power_law", "classes", "dirichlet", "iid", "shards", "random_classes"]
@@ -28,8 +28,7 @@ def natural(ids: NDArray, *, devices: int | None = None, least: int = 1) -> NDAr
     if devices is not None:
         check_whole("devices", devices, 1, len(kept))
         kept = np.sort(kept[np.argsort(-size[kept], kind="stable")[:devices]])
-    elif not len(kept):
-        raise InputError("least", least, f"should be at most {size.max(initial=0)}, the most samples of any id")
+    check("least", least, len(kept), f"should be at most {size.max(initial=0)}, the most samples of any id")
     number = np.full(len(size), -1)
     number[kept] = np.arange(len(kept))
     return number[owner]
@@ -37,7 +36,6 @@ def natural(ids: NDArray, *, devices: int | None = None, least: int = 1) -> NDAr
 
 def classes_per_device(labels: NDArray, seed: int, *, devices: int, classes: int = 2) -> NDArray:
     """Device k has the classes k, k+1, …, k+`classes`-1 (mod C); a class is shared out evenly."""
-
     return _deal(labels, seed, devices, classes, 1, _even)
 
 
@@ -47,11 +45,11 @@ def random_classes(labels: NDArray, seed: int, *, devices: int, classes: int = 2
     The label skew of NIID-Bench (Li et al., 2022). A class that no device drew is left out.
     """
 
-    def holds(rng: np.random.Generator, C: int) -> NDArray:
-        beyond = np.argsort(rng.random((devices, C - 1)), axis=1)[:, : classes - 1] + 1
-        return (np.arange(devices)[:, None] + np.pad(beyond, ((0, 0), (1, 0)))) % C
+    def steps(rng: np.random.Generator, C: int) -> NDArray:
+        others = np.argsort(rng.random((devices, C - 1)), axis=1)[:, : classes - 1] + 1
+        return np.pad(others, ((0, 0), (1, 0)))
 
-    return _deal(labels, seed, devices, classes, 1, _even, holds)
+    return _deal(labels, seed, devices, classes, 1, _even, steps)
 
 
 def shards(labels: NDArray, seed: int, *, devices: int, shards: int = 2) -> NDArray:
@@ -118,8 +116,8 @@ def dirichlet(
     labels = _labels(labels, seed, devices)
     check("alpha", alpha, 0 < alpha < np.inf, "should be a finite number of more than 0")
     check("least", least, least >= 1, "should be at least 1")
-    if len(labels) < least * devices:
-        raise InputError("devices", devices, f"should be at most {len(labels) // least}: each has {least} samples")
+    most = len(labels) // least
+    check("devices", devices, devices <= most, f"should be at most {most}: each has {least} samples")
     rng = np.random.default_rng([seed, 3])
     device = np.full(len(labels), -1)
     for c in np.unique(labels):
@@ -148,24 +146,20 @@ def by_name(
     devices: int,
     classes: int,
     alpha: float,
-    each: int | None = None,
-    capped: bool | None = None,
+    each: int | None,
+    capped: bool | None,
 ) -> NDArray:
     """The partition of that name, with the numbers that it takes; `each` is the number of shards per device."""
     for setting, value, owner in (("shards", each, "shards"), ("capped", capped, "dirichlet")):
-        if value is not None and name != owner:
-            raise InputError(setting, value, f"is only for partition={owner}; partition is {name}")
-    if name == "power_law":
-        return power_law(labels, seed, devices=devices, classes=classes)
-    if name == "classes":
-        return classes_per_device(labels, seed, devices=devices, classes=classes)
-    if name == "random_classes":
-        return random_classes(labels, seed, devices=devices, classes=classes)
+        check(setting, value, value is None or name == owner, f"is only for partition={owner}; partition is {name}")
     if name == "shards":
         return shards(labels, seed, devices=devices, shards=2 if each is None else each)
     if name == "dirichlet":
         return dirichlet(labels, seed, devices=devices, alpha=alpha, capped=bool(capped))
-    return iid(labels, seed, devices=devices)
+    if name == "iid":
+        return iid(labels, seed, devices=devices)
+    of_classes = {"power_law": power_law, "classes": classes_per_device, "random_classes": random_classes}[name]
+    return of_classes(labels, seed, devices=devices, classes=classes)
 
 
 def _deal(
@@ -175,11 +169,11 @@ def _deal(
     classes: int,
     least: int,
     counts: Callable[[np.random.Generator, NDArray, int], NDArray],
-    holds: Callable[[np.random.Generator, int], NDArray] | None = None,
+    steps: Callable[[np.random.Generator, int], NDArray] | None = None,
 ) -> NDArray:
     """Device k has the classes k, k+1, … (mod C). counts(rng, devices, n) shares out a class's n samples.
 
-    holds(rng, C) may give the devices other classes: [devices, classes].
+    steps(rng, C) may give other steps from k than 0, 1, …: [devices, classes].
     """
     labels = _labels(labels, seed, devices)
     check("least", least, least >= 1, "should be at least 1")
@@ -187,16 +181,13 @@ def _deal(
     check("classes", classes, 1 <= classes <= len(present), f"should be between 1 and the {len(present)} in the data")
     rng = np.random.default_rng([seed, 2])
     device = np.full(len(labels), -1)
-    if holds is None:
-        held = (np.arange(devices)[:, None] + np.arange(classes)) % len(present)
-    else:
-        held = holds(np.random.default_rng([seed, 7]), len(present))
+    beyond = np.arange(classes) if steps is None else steps(np.random.default_rng([seed, 7]), len(present))
+    held = (np.arange(devices)[:, None] + beyond) % len(present)
     for c, label in enumerate(present):
         owners = np.flatnonzero((held == c).any(axis=1))
         rows = rng.permutation(np.flatnonzero(labels == label))
-        if len(rows) < least * len(owners):
-            short = f"{len(rows)} samples of class {label} are too few for {len(owners)} devices with {least} each"
-            raise InputError("devices", devices, f"should be fewer: {short}")
+        short = f"{len(rows)} samples of class {label} are too few for {len(owners)} devices with {least} each"
+        check("devices", devices, len(rows) >= least * len(owners), f"should be fewer: {short}")
         if len(owners):
             n = counts(rng, owners, len(rows))
             device[rows[: n.sum()]] = np.repeat(owners, n)
@@ -209,10 +200,10 @@ def _even(rng: np.random.Generator, owners: NDArray, n: int) -> NDArray:
 
 def _fill(device: NDArray, devices: int, least: int, rng: np.random.Generator) -> NDArray:
     """Move samples from the largest devices to those with fewer than `least`."""
-    need = np.maximum(least - np.bincount(device, minlength=devices), 0)
+    size = np.bincount(device, minlength=devices)
+    need = np.maximum(least - size, 0)
     order = rng.permutation(len(device))
     order = order[np.argsort(device[order], kind="stable")]
-    size = np.bincount(device, minlength=devices)
     height = np.arange(len(device)) - np.repeat(np.cumsum(size) - size, size)  # of a sample in its device's pile
     tallest = np.argsort(-height, kind="stable")[: need.sum()]
     filled = device.copy()
@@ -229,6 +220,6 @@ def _labels(labels: NDArray, seed: int, devices: int) -> NDArray:
 
 def _one_dimensional(field: str, values: NDArray) -> NDArray:
     values = np.asarray(values)
-    if values.ndim != 1 or not len(values):
-        raise InputError(field, values.shape, "should be one-dimensional, a value per sample, and at least one")
+    expected = "should be one-dimensional, a value per sample, and at least one"
+    check(field, values.shape, values.ndim == 1 and len(values), expected)
     return values

@@ -23,6 +23,7 @@ import numpy as np
 from folb.atomic import regular
 from folb.data import cache, source_files
 from folb.data.federation import Federation
+from folb.data.tabular import is_number
 from folb.errors import InputError, check, check_whole, choose
 from folb.typing import NDArray
 
@@ -57,8 +58,7 @@ def sent140(
     choose("case", case, ("lower", "keep"))
     check_whole("draw", draw, 0)
     path, vectors = raw_files(glove)
-    if not vectors.is_file():
-        raise InputError(f"glove: {vectors}", None, "should be a file of GloVe vectors, plain text or gz")
+    check(f"glove: {vectors}", None, vectors.is_file(), "should be a file of GloVe vectors, plain text or gz")
     recipe = {"dataset": "sent140", "min_tweets": min_tweets, "words": words, "case": case}
     stored = cache.cached(recipe, [path, vectors], lambda: _corpus(path, vectors, min_tweets, words, case))
     user, table = stored["user"], stored["table"]
@@ -71,8 +71,13 @@ def sent140(
     federation = Federation.from_arrays(
         "sent140", stored["x"][drawn], stored["y"][drawn], user[drawn], test[drawn], classes=2
     )
-    note = _note(int(stored["tweets"]), int(stored["least"]), table.shape[1])
-    return replace(federation, table=table, expand=expand, note=note)
+    notes, total = [], int(stored["tweets"])
+    if total < WHOLE:
+        least = f"users with at least {stored['least']}"
+        notes.append(f"a sample of Sentiment140: {total:,} of its {WHOLE:,} tweets, {least}")
+    if table.shape[1] != 300:
+        notes.append(f"GloVe vectors of {table.shape[1]} numbers, not the paper's 300")
+    return replace(federation, table=table, expand=expand, note="; ".join(notes))
 
 
 def raw_files(glove: str | None = None) -> list[Path]:
@@ -122,7 +127,7 @@ def embedding(path: Path, numbers: Mapping[str, int]) -> tuple[NDArray, NDArray]
             word, _, values = line.rstrip().partition(b" ")
             count = values.count(b" ") + 1 if values else 0
             length = length or count
-            if count > length and not _is_number(values.partition(b" ")[0]):
+            if count > length and not is_number(values.partition(b" ")[0]):
                 continue  # some of GloVe's words contain spaces, such as ". . ."; tokens do not
             if count != length or not count:
                 expected = f"should be {length}, as on line 1" if length else "should be at least 1"
@@ -133,8 +138,7 @@ def embedding(path: Path, numbers: Mapping[str, int]) -> tuple[NDArray, NDArray]
                 raise _wrong(path, line_number, "word", word, "should be utf-8 text") from error
             if number is not None:
                 vectors[number] = _vector(path, line_number, values)
-    if not vectors:
-        raise InputError(f"{path}: words of the tweets", 0, "should be at least 1")
+    check(f"{path}: words of the tweets", 0, vectors, "should be at least 1")
     return np.array(list(vectors)), np.stack(list(vectors.values()))
 
 
@@ -148,14 +152,6 @@ def _vector(path: Path, line_number: int, values: bytes) -> NDArray:
     return vector.astype(np.float32)
 
 
-def _is_number(value: bytes) -> bool:
-    try:
-        float(value)
-    except ValueError:
-        return False
-    return True
-
-
 def _corpus(path: Path, vectors: Path, min_tweets: int | None, words: int, case: str) -> dict[str, NDArray]:
     """The tweets of users with enough of them: x, y and user per tweet, the table, and numbers for the note."""
     numbers: dict[str, int] = {}
@@ -163,17 +159,22 @@ def _corpus(path: Path, vectors: Path, min_tweets: int | None, words: int, case:
     for sentiment, name, _ in tweets(path):
         owners.append(numbers.setdefault(name, len(numbers)))
         sentiments.append(sentiment)
-    if not owners:
-        raise InputError(f"{path}: tweets", 0, "should be at least 1")
+    check(f"{path}: tweets", 0, owners, "should be at least 1")
     owner, y = np.array(owners), np.array(sentiments)
     size = np.bincount(owner)
     least = min_tweets or (30 if len(y) >= WHOLE else 5)
+    leaves = {count: int((size >= count).sum()) for count in (least, 20, 10, 5, 2)}
+    would = [f"{count} leaves {users}" for count, users in leaves.items() if count < least and users > 1]
+    instead = ", ".join(would) or "no value leaves two"
+    check("min_tweets", least, leaves[least] > 1, f"leaves {leaves[least]} of {len(size)} users in {path}; {instead}")
     enough = size >= least
-    if enough.sum() < 2:
-        raise _too_few(path, size, least)
     keep = enough[owner]
 
-    x, numbers = _words((text for _, _, text in tweets(path, keep)), int(keep.sum()), words, case)
+    x = np.zeros((int(keep.sum()), words), dtype=np.int32)  # the numbers of the first words; 0 where there is none
+    numbers = {}
+    for i, (_, _, text) in enumerate(tweets(path, keep)):
+        tokens = TOKEN.findall(text.lower() if case == "lower" else text)[:words]
+        x[i, : len(tokens)] = [numbers.setdefault(token, len(numbers) + 1) for token in tokens]
     present, rows = embedding(vectors, numbers)
     renumber = np.zeros(len(numbers) + 1, dtype=np.int32)
     renumber[present] = np.arange(1, len(present) + 1)
@@ -187,16 +188,6 @@ def _corpus(path: Path, vectors: Path, min_tweets: int | None, words: int, case:
     }
 
 
-def _words(texts: Iterable[str], n: int, words: int, case: str) -> tuple[NDArray, dict[str, int]]:
-    """The tweets as numbers of their first words, 0 where there is none, and the numbers of the words."""
-    x = np.zeros((n, words), dtype=np.int32)
-    numbers: dict[str, int] = {}
-    for i, text in enumerate(texts):
-        tokens = TOKEN.findall(text.lower() if case == "lower" else text)[:words]
-        x[i, : len(tokens)] = [numbers.setdefault(token, len(numbers) + 1) for token in tokens]
-    return x, numbers
-
-
 def _fifth(user: NDArray, draw: int) -> NDArray:
     """Mark a fifth of each user's tweets at random: n - int(0.8 n) of them, never all."""
     order = np.lexsort((np.random.default_rng([draw, 1]).random(len(user)), user))
@@ -204,22 +195,6 @@ def _fifth(user: NDArray, draw: int) -> NDArray:
     place = np.empty_like(order)
     place[order] = np.arange(len(user)) - np.repeat(np.cumsum(size) - size, size)
     return place >= np.maximum(size * 4 // 5, 1)[user]
-
-
-def _note(tweets: int, least: int, length: int) -> str:
-    notes = []
-    if tweets < WHOLE:
-        notes.append(f"a sample of Sentiment140: {tweets:,} of its {WHOLE:,} tweets, users with at least {least}")
-    if length != 300:
-        notes.append(f"GloVe vectors of {length} numbers, not the paper's 300")
-    return "; ".join(notes)
-
-
-def _too_few(path: Path, size: NDArray, least: int) -> InputError:
-    would = [f"{fewer} leaves {(size >= fewer).sum()}" for fewer in (20, 10, 5, 2) if fewer < least]
-    would = [text for text in would if int(text.split()[-1]) > 1]
-    instead = ", ".join(would) or "no value leaves two"
-    return InputError("min_tweets", least, f"leaves {(size >= least).sum()} of {len(size)} users in {path}; {instead}")
 
 
 def _wrong(path: Path, line: int, field: str, value: object, expected: str) -> InputError:

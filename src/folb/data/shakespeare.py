@@ -16,7 +16,7 @@ import numpy as np
 
 from folb.data import cache, source_files
 from folb.data.federation import Federation, Split, starts
-from folb.errors import InputError, check_whole, choose
+from folb.errors import InputError, check, check_whole, choose
 from folb.typing import NDArray
 
 WINDOW = 80
@@ -67,9 +67,8 @@ def shakespeare(
             windows = np.random.default_rng([draw, 1, k]).permutation(windows)
         trains.append(begin[k].astype(np.int32) + windows[:cut])
         tests.append(begin[k].astype(np.int32) + windows[cut + (WINDOW - 1 if split == "gap" else 0) :])
-    return Federation(
-        "shakespeare", _gather(text, trains), _gather(text, tests), len(ALPHABET), table=text, expand=expand
-    )
+    sides = _gather(text, trains), _gather(text, tests)
+    return Federation("shakespeare", *sides, len(ALPHABET), table=text, expand=expand)
 
 
 def raw_files() -> list[Path]:
@@ -132,15 +131,13 @@ def _corpus(path: Path) -> dict[str, NDArray]:
         line = error.object.count(b"\n", 0, error.start) + 1
         wrong = error.object[error.start : error.start + 1]
         raise InputError(f"{path}: line {line}", wrong, "should be utf-8 text") from error
-    if not roles:
-        layout = "should be Project Gutenberg's #100 as posted up to 2011, whose speeches begin '  NAME. '"
-        raise InputError(f"{path}: speaking roles", 0, layout)
+    layout = "should be Project Gutenberg's #100 as posted up to 2011, whose speeches begin '  NAME. '"
+    check(f"{path}: speaking roles", 0, roles, layout)
     code = np.full(256, 255, dtype=np.uint8)
     code[list(ALPHABET.encode())] = np.arange(len(ALPHABET))
     for (play, role), speech in roles.items():
-        unknown = set(speech) - set(ALPHABET)
-        if unknown:
-            raise InputError(f"{path}: {play}: {role}", min(unknown), "should be one of LEAF's 80 characters")
+        unknown = min(set(speech) - set(ALPHABET), default="")
+        check(f"{path}: {play}: {role}", unknown, not unknown, "should be one of LEAF's 80 characters")
     text = np.frombuffer("".join(roles.values()).encode(), dtype=np.uint8)
     return {"text": code[text], "length": np.array([len(speech) for speech in roles.values()])}
 

@@ -13,11 +13,13 @@ import zipfile
 import zlib
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path, PurePosixPath
-from typing import IO, Any, NamedTuple, cast
+from typing import IO, Any, NamedTuple
 
+from folb import atomic
 from folb.atomic import regular
-from folb.errors import InputError
+from folb.errors import InputError, check
 from folb.npz import check_room
 
 
@@ -25,8 +27,7 @@ def directory() -> Path:
     """The data directory: `FOLB_DATA`, else a folder in the platform's cache directory."""
     named = os.environ.get("FOLB_DATA")
     path = Path(os.path.expanduser(named)).absolute() if named else platform_cache() / "data"
-    if named and path.exists() and not path.is_dir():
-        raise InputError("FOLB_DATA", str(path), "should be a directory")
+    check("FOLB_DATA", str(path), not named or not path.exists() or path.is_dir(), "should be a directory")
     return path
 
 
@@ -71,14 +72,13 @@ def writable(folder: Path) -> bool:
 
     A folder marked read-only is read-only for root too, though the system would let root write.
     """
-    while not folder.exists() and folder != folder.parent:
-        folder = folder.parent
+    folder = next(path for path in (folder, *folder.parents) if path.exists())
     return folder.is_dir() and os.access(folder, os.W_OK) and bool(folder.stat().st_mode & 0o222)
 
 
 @contextmanager
-def opened(path: Path) -> Iterator[IO[bytes]]:
-    """The bytes of a file, unpacked if it is gzip, whatever its name.
+def opened(path: Path, limit: int | None = None) -> Iterator[IO[bytes]]:
+    """The bytes of a file, unpacked if it is gzip, whatever its name; at most `limit`, or the usual `npz.room`.
 
     An error while reading (a cut or damaged file, text that is not utf-8) becomes an `InputError` that names the file.
     """
@@ -86,11 +86,8 @@ def opened(path: Path) -> Iterator[IO[bytes]]:
         with open(regular(path), "rb") as file:
             packed = file.read(2) == b"\x1f\x8b"
             file.seek(0)
-            if not packed:
-                yield file
-                return
-            with gzip.open(file) as stream:
-                yield io.BufferedReader(Bounded(stream, path), 1 << 20)  # type: ignore[arg-type]
+            bounded = Bounded(gzip.GzipFile(fileobj=file) if packed else file, path, limit)
+            yield io.BufferedReader(bounded, 1 << 20)
     except UnicodeDecodeError as error:
         raise InputError(str(path), str(error), "should be utf-8") from error
     except (EOFError, zlib.error, gzip.BadGzipFile) as error:
@@ -100,31 +97,25 @@ def opened(path: Path) -> Iterator[IO[bytes]]:
 
 
 class Bounded(io.RawIOBase):
-    """What a packed file holds, up to the bytes that it may unpack to."""
+    """What a file holds, up to the bytes that it may unpack to."""
 
-    def __init__(self, stream: IO[bytes], path: Path) -> None:
-        self.stream, self.path, self.done = stream, path, 0
+    def __init__(self, stream: Any, path: Path, limit: int | None) -> None:
+        self.stream, self.path, self.limit, self.done = stream, path, limit, 0
 
     def readable(self) -> bool:
-        """It can be read."""
         return True
 
     def readinto(self, buffer: Any) -> int:
-        """The next bytes, until there are too many."""
-        count = self.stream.readinto(buffer)  # type: ignore[attr-defined]
+        count = self.stream.readinto(buffer)
         self.done += count
-        check_room(self.path, self.done)
+        check_room(self.path, self.done, self.limit)
         return int(count)
 
 
-def content(path: Path, *, limit: int) -> bytearray:
+def content(path: Path, *, limit: int) -> bytes:
     """All bytes of a file, unpacked; an `InputError` if they are more than `limit`."""
-    content = bytearray()
-    with opened(path) as stream:
-        while block := stream.read(1 << 20):
-            content += block
-            check_room(path, len(content), limit)
-    return content
+    with opened(path, limit) as stream:
+        return stream.read()
 
 
 def unpack(archive: Path, into: Path, *, limit: int, members: Mapping[str, str] | None = None) -> list[Path]:
@@ -137,13 +128,25 @@ def unpack(archive: Path, into: Path, *, limit: int, members: Mapping[str, str] 
         with _members(archive) as known:
             wanted = {name: name for name in known} if members is None else members
             for name in wanted:
-                if name not in known:
-                    raise InputError(str(archive), name, "is not in the archive")
-                _check_member(archive, known[name])
+                check(str(archive), name, name in known, "is not in the archive")
+                member = known[name]
+                pure = PurePosixPath(member.name)
+                odd = pure.is_absolute() or ".." in pure.parts or set("\\:\0") & set(member.name)
+                good = member.plain and not odd
+                check(str(archive), member.name, good, "should be a plain file inside the archive's folder")
             total = sum(known[name].size for name in wanted)
-            if total > limit:
-                raise InputError(str(archive), total, f"bytes when unpacked: should be at most {limit}")
-            return [_extract(known[name], into / under) for name, under in wanted.items()]
+            check(str(archive), total, total <= limit, f"bytes when unpacked: should be at most {limit}")
+            paths = {name: into / under for name, under in wanted.items()}
+            for name, path in paths.items():
+                path.parent.mkdir(parents=True, exist_ok=True)
+                with (
+                    known[name].open() as source,
+                    atomic.filled(path) as handle,
+                    open(handle, "wb", closefd=False) as file,
+                ):
+                    # never more than the declared bytes; a zip checks their CRC
+                    shutil.copyfileobj(source, file, 1 << 20)
+            return list(paths.values())
     except InputError:
         raise
     except Exception as error:  # a damaged archive can fail anywhere in the reader
@@ -156,7 +159,7 @@ class Member(NamedTuple):
     name: str  # as the archive has it
     size: int  # bytes that it declares
     plain: bool  # whether it is neither a link nor a device
-    open: Callable[[], IO[bytes]]
+    open: Callable[[], Any]
 
 
 @contextmanager
@@ -169,35 +172,20 @@ def _members(archive: Path) -> Iterator[dict[str, Member]]:
             for _ in packed:  # to its end: damage, or more than it may unpack to, is an error before a file is written
                 pass
         with tarfile.open(archive, "r:gz") as packed:
-            yield {info.name: _of_tar(packed, info) for info in packed if not info.isdir()}
+            yield {
+                info.name: Member(info.name, info.size, info.isreg(), partial(packed.extractfile, info))
+                for info in packed
+                if not info.isdir()
+            }
     else:
         with zipfile.ZipFile(archive) as zipped:
-            yield {info.filename: _of_zip(zipped, info) for info in zipped.infolist() if not info.is_dir()}
-
-
-def _of_tar(packed: tarfile.TarFile, info: tarfile.TarInfo) -> Member:
-    return Member(info.name, info.size, info.isreg(), lambda: cast(IO[bytes], packed.extractfile(info)))
-
-
-def _of_zip(packed: zipfile.ZipFile, info: zipfile.ZipInfo) -> Member:
-    plain = not stat.S_ISLNK(info.external_attr >> 16)
-    return Member(info.orig_filename, info.file_size, plain, lambda: packed.open(info))
-
-
-def _check_member(archive: Path, member: Member) -> None:
-    name = PurePosixPath(member.name)
-    odd = name.is_absolute() or ".." in name.parts or any(character in member.name for character in "\\:\0")
-    if odd or not member.plain:
-        raise InputError(str(archive), member.name, "should be a plain file inside the archive's folder")
-
-
-def _extract(member: Member, path: Path) -> Path:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    part = path.with_name(path.name + ".part")
-    try:
-        with member.open() as source, open(part, "wb") as target:
-            shutil.copyfileobj(source, target, 1 << 20)  # never more than the declared bytes; a zip checks their CRC
-        os.replace(part, path)
-    finally:
-        part.unlink(missing_ok=True)
-    return path
+            yield {
+                info.filename: Member(
+                    info.orig_filename,
+                    info.file_size,
+                    not stat.S_ISLNK(info.external_attr >> 16),
+                    partial(zipped.open, info),
+                )
+                for info in zipped.infolist()
+                if not info.is_dir()
+            }

@@ -10,7 +10,7 @@ from typing import Annotated
 import numpy as np
 
 from folb.data.federation import Federation, Split, starts
-from folb.errors import InputError, check_whole
+from folb.errors import InputError, check, check_whole
 from folb.typing import NDArray
 
 FEATURES, CLASSES = 60, 10
@@ -57,31 +57,22 @@ def synthetic(
     """
     for field, value in (("alpha", alpha), ("beta", beta)):
         # far beyond the limit N(u_k, 1) rounds to u_k, and nothing is left to learn
-        if not isinstance(value, Real) or not 0 <= value <= 1e6:
-            raise InputError(field, value, "should be a number from 0 to 1000000")
-    _check_whole(devices, draw)
-    name = f"synthetic_{alpha:g}_{beta:g}"
+        check(field, value, isinstance(value, Real) and 0 <= value <= 1e6, "should be a number from 0 to 1000000")
+    check_whole("draw", draw, 0)
 
-    def sample(k: int, n: int) -> tuple[NDArray, NDArray]:
-        rng = np.random.default_rng([draw, k, 1])
+    def model(rng: np.random.Generator) -> tuple[NDArray, NDArray, NDArray]:
         u, B = rng.normal(0, alpha), rng.normal(0, beta)
-        v = rng.normal(B, 1, FEATURES)
-        W, b = rng.normal(u, 1, (FEATURES, CLASSES)), rng.normal(u, 1, CLASSES)
-        return _label(rng, v, W, b, n)
+        return rng.normal(B, 1, FEATURES), rng.normal(u, 1, (FEATURES, CLASSES)), rng.normal(u, 1, CLASSES)
 
-    return _gather(name, sample, "synthetic_1_1", devices, sizes, draw)
+    return _gather(f"synthetic_{alpha:g}_{beta:g}", model, "synthetic_1_1", devices, sizes, draw)
 
 
 def synthetic_iid(*, devices: Devices = None, sizes: Sizes = "lognormal", draw: Draw = 0) -> Federation:
     """Synthetic_iid: one model for all devices, W and b ~ N(0, 1), and x ~ N(0, diag(j^-1.2))."""
-    _check_whole(devices, draw)
-    shared = np.random.default_rng([draw])
-    W, b = shared.normal(0, 1, (FEATURES, CLASSES)), shared.normal(0, 1, CLASSES)
-
-    def sample(k: int, n: int) -> tuple[NDArray, NDArray]:
-        return _label(np.random.default_rng([draw, k, 1]), np.zeros(FEATURES), W, b, n)
-
-    return _gather("synthetic_iid", sample, "synthetic_iid", devices, sizes, draw)
+    check_whole("draw", draw, 0)
+    rng = np.random.default_rng([draw])
+    shared = np.zeros(FEATURES), rng.normal(0, 1, (FEATURES, CLASSES)), rng.normal(0, 1, CLASSES)
+    return _gather("synthetic_iid", lambda rng: shared, "synthetic_iid", devices, sizes, draw)
 
 
 def fixed(alpha: float, beta: float) -> Callable[..., Federation]:
@@ -95,29 +86,18 @@ def fixed(alpha: float, beta: float) -> Callable[..., Federation]:
     return constructor
 
 
-def _check_whole(devices: int | None, draw: int) -> None:
-    check_whole("draw", draw, 0)
-    if devices is not None:
-        check_whole("devices", devices, 1, 10**7)
-
-
-def _label(rng: np.random.Generator, v: NDArray, W: NDArray, b: NDArray, n: int) -> tuple[NDArray, NDArray]:
-    x = v + DEVIATION * rng.normal(size=(n, FEATURES))
-    return x, np.argmax(x @ W + b, axis=1)
-
-
 def _gather(
     name: str,
-    sample: Callable[[int, int], tuple[NDArray, NDArray]],
+    model: Callable[[np.random.Generator], tuple[NDArray, NDArray, NDArray]],
     published: str,
     devices: int | None,
     sizes: str | int | Sequence[int],
     draw: int,
 ) -> Federation:
-    """All devices' samples, each written to its place as soon as it is drawn: there is no second copy."""
+    """Samples of a `model` (v, W and b) for each device, written to their places as soon as they are drawn."""
     counts = _sizes(sizes, published, devices, draw)
-    if sum(counts) >= 2**31:
-        raise InputError("sizes", sum(counts), "should sum to less than 2^31: samples are numbered in 32 bits")
+    total = sum(counts)
+    check("sizes", total, total < 2**31, "should sum to less than 2^31: samples are numbered in 32 bits")
     if len(counts) >= MANY:
         log.warning("%s: drawing %d devices takes about %.0f seconds", name, len(counts), len(counts) * 1e-4)
     # The samples of a device are exchangeable, so the last tenth is as random a test set as any.
@@ -125,7 +105,10 @@ def _gather(
     train, test = _empty(kept), _empty(np.array(counts, np.int32) - kept)
     places = zip(counts, kept.tolist(), train.start.tolist(), test.start.tolist(), strict=True)
     for k, (n, m, i, j) in enumerate(places):
-        x, y = sample(k, n)
+        rng = np.random.default_rng([draw, k, 1])
+        v, W, b = model(rng)
+        x = v + DEVIATION * rng.normal(size=(n, FEATURES))
+        y = np.argmax(x @ W + b, axis=1)
         train.x[i : i + m], train.y[i : i + m] = x[:m], y[:m]
         test.x[j : j + n - m], test.y[j : j + n - m] = x[m:], y[m:]
     return Federation(name, train, test, CLASSES)
@@ -137,6 +120,8 @@ def _empty(size: NDArray) -> Split:
 
 
 def _sizes(sizes: str | int | Sequence[int], published: str, devices: int | None, draw: int) -> list[int]:
+    if devices is not None:
+        check_whole("devices", devices, 1, 10**7)
     if isinstance(sizes, str) and sizes == "lognormal":
         rng = np.random.default_rng([draw, 2])
         return [int(n) + 50 for n in rng.lognormal(4, 2, devices or 30)]
@@ -150,13 +135,12 @@ def _sizes(sizes: str | int | Sequence[int], published: str, devices: int | None
     except (TypeError, ValueError):
         expected = "should be 'lognormal', 'published', a number or a list such as 50,80,200"
         raise InputError("sizes", sizes, expected) from None
-    if not counts:
-        raise InputError("sizes", sizes, "should be at least one")
+    check("sizes", sizes, counts, "should be at least one")
     for n in counts:
-        if not isinstance(n, Integral) or n < 2:
-            raise InputError("sizes", n, "should each be a whole number of at least 2, to train on and to test on")
+        good = isinstance(n, Integral) and n >= 2
+        check("sizes", n, good, "should each be a whole number of at least 2, to train on and to test on")
     if devices is not None and len(counts) == 1:
         counts = counts * devices  # one number for all
-    if devices is not None and len(counts) != devices:
-        raise InputError("sizes", sizes, f"gives {len(counts)} sizes; should be as many as devices = {devices}")
+    expected = f"gives {len(counts)} sizes; should be as many as devices = {devices}"
+    check("sizes", sizes, devices in (None, len(counts)), expected)
     return counts

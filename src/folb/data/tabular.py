@@ -7,7 +7,7 @@ import io
 import os
 import warnings
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
@@ -19,7 +19,7 @@ from folb import npz
 from folb.atomic import regular
 from folb.data import source_files
 from folb.data.federation import Federation, HoldoutSeed, Regression
-from folb.errors import InputError
+from folb.errors import InputError, check
 from folb.typing import NDArray
 
 SUFFIXES = (".csv", ".csv.gz", ".parquet")
@@ -41,18 +41,21 @@ def load(
 ) -> Federation:
     """Any csv or parquet table: a device column, a label column, and numbers in all the others."""
     path = Path(path)
-    read = _parquet_table if path.suffix.lower() == ".parquet" else _csv_table
-    if len({device, label, split}) < 3:
-        raise InputError("device, label, split", [device, label, split], "should be different columns")
-    columns = read(path, (device, label, split) if split != SPLIT else (device, label), split)
-    features = [name for name in columns if name not in (device, label, split)]
-    if not features:
-        raise InputError(str(path), list(columns), "should have at least one column of numbers besides these")
+    roles = [device, label, split]
+    check("device, label, split", roles, len(set(roles)) == 3, "should be different columns")
+    needed = roles if split != SPLIT else roles[:2]
+    if path.suffix.lower() == ".parquet":
+        table = parquet_table(path, needed)
+        columns = {name: table[name].to_numpy() for name in table.column_names}
+    else:
+        columns = _read_csv(path, needed, roles)
+    features = [name for name in columns if name not in roles]
+    check(str(path), list(columns), features, "should have at least one column of numbers besides these")
     test = _marks(path, split, columns[split]) if split in columns else None
     x = np.column_stack([_numbers(path, name, columns[name]) for name in features])
     y, names = _classes(f"{path}: {label}", columns[label])
     if regression and names is not None:
-        wrong = next(name for name in names if not _is_number(name))
+        wrong = next(name for name in names if not is_number(name))
         raise InputError(f"{path}: {label}", wrong, "should be a number to predict, or leave out regression")
     classes = None if names is None else max(len(names), 2)
     named = _text(f"{path}: {device}", columns[device])
@@ -76,20 +79,18 @@ def parquet_batches(path: Path, needed: Sequence[str], *, only: bool = True, row
         raise InputError(str(path), str(error), "cannot be read as parquet") from error
 
 
-def _parquet_table(path: Path, needed: Sequence[str], optional: str) -> dict[str, NDArray]:
+def parquet_table(path: Path, needed: Sequence[str]) -> Any:
+    """A table of pyarrow without gaps, whose columns are numbers or texts."""
     batches, done = [], 0
     for batch in parquet_batches(path, needed, only=False):
         for name, column in zip(batch.schema.names, batch.columns, strict=True):
             _check_kind(f"{path}: {name}", column.type)
-            if column.null_count:
-                raise InputError(f"{path}: {name}", None, "should have a value in every row")
+            check(f"{path}: {name}", None, not column.null_count, "should have a value in every row")
         done += batch.nbytes
         npz.check_room(path, done)
         batches.append(batch)
-    if not batches:
-        raise InputError(str(path), 0, "rows: should be at least 1")
-    joined = import_module("pyarrow").Table.from_batches(batches)
-    return {name: joined[name].to_numpy() for name in joined.column_names}
+    check(str(path), 0, batches, "rows: should be at least 1")
+    return import_module("pyarrow").Table.from_batches(batches)
 
 
 def _check_kind(field: str, kind: Any) -> None:
@@ -97,50 +98,43 @@ def _check_kind(field: str, kind: Any) -> None:
     types = import_module("pyarrow").types
     if types.is_dictionary(kind):
         kind = kind.value_type
-    if (
-        types.is_nested(kind)
-        or types.is_binary(kind)
-        or types.is_large_binary(kind)
-        or types.is_fixed_size_binary(kind)
-    ):
-        raise InputError(field, str(kind), "should be a column of numbers or texts")
+    wrong = (types.is_nested, types.is_binary, types.is_large_binary, types.is_fixed_size_binary)
+    check(field, str(kind), not any(test(kind) for test in wrong), "should be a column of numbers or texts")
 
 
-def _csv_table(path: Path, needed: Sequence[str], optional: str) -> dict[str, NDArray]:
-    """The columns of a csv file with a header: those needed and the optional one as text, the others as numbers."""
+def csv_columns(path: Path, types: Callable[[list[str]], list[type]], most: int | None = None) -> dict[str, NDArray]:
+    """The columns of a csv file, of its first `most` rows; types(header) checks the header."""
     with source_files.opened(path) as stream, io.TextIOWrapper(stream, encoding="utf-8-sig", newline="") as lines:
-        header = csv_header(path, lines)
-        _check_columns(path, header, needed, ADVICE)
-        text = (*needed, optional)
-        kinds = np.dtype([(f"f{i}", object if name in text else np.float32) for i, name in enumerate(header)])
         try:
-            with warnings.catch_warnings(action="ignore"):  # an error below reports that there are no rows
-                rows = np.loadtxt(lines, kinds, delimiter=",", quotechar='"', comments=None, ndmin=1)
-        except (UnicodeDecodeError, InputError):
-            raise
-        except ValueError as error:
-            reason = str(error).partition(";")[0]
-            raise InputError(str(path), reason, "cannot be read as csv") from error
-    if not len(rows):
-        raise InputError(str(path), 0, "rows: should be at least 1")
+            header = next(csv.reader(lines), [])
+        except csv.Error as error:  # a name of more than 131,072 characters
+            raise InputError(str(path), str(error), "first line: should name every column") from error
+        kinds = np.dtype([(f"f{i}", kind) for i, kind in enumerate(types(header))])
+        with warnings.catch_warnings(action="ignore"):  # the caller reports that there are no rows
+            rows = np.loadtxt(lines, kinds, delimiter=",", quotechar='"', comments=None, ndmin=1, max_rows=most)
     return {name: rows[f"f{i}"] for i, name in enumerate(header)}
 
 
-def csv_header(path: Path, lines: Iterable[str]) -> list[str]:
-    """The names in the first line of a csv file."""
+def _read_csv(path: Path, needed: Sequence[str], text: Sequence[str]) -> dict[str, NDArray]:
+    def types(header: list[str]) -> list[type]:
+        _check_columns(path, header, needed, ADVICE)
+        return [object if name in text else np.float32 for name in header]
+
     try:
-        return next(csv.reader(lines), [])
-    except csv.Error as error:  # a name of more than 131,072 characters
-        raise InputError(str(path), str(error), "first line: should name every column") from error
+        columns = csv_columns(path, types)
+    except InputError:
+        raise
+    except ValueError as error:
+        raise InputError(str(path), str(error).partition(";")[0], "cannot be read as csv") from error
+    check(str(path), 0, len(columns[needed[0]]), "rows: should be at least 1")
+    return columns
 
 
 def _check_columns(path: Path, names: Sequence[str], needed: Sequence[str], advice: str = "") -> None:
     repeated = sorted(name for name, count in Counter(names).items() if count > 1)
-    if not names or repeated:
-        raise InputError(str(path), repeated, "should name every column, each once")
+    check(str(path), repeated, names and not repeated, "should name every column, each once")
     for name in needed:
-        if name not in names:
-            raise InputError(f"{path}: column", name, f"should be a column; there are {', '.join(names)}{advice}")
+        check(f"{path}: column", name, name in names, f"should be a column; there are {', '.join(names)}{advice}")
 
 
 def _text(field: str, values: NDArray) -> NDArray:
@@ -148,8 +142,7 @@ def _text(field: str, values: NDArray) -> NDArray:
     if values.dtype != object:
         return values
     longest = max((len(value) for value in values if isinstance(value, str)), default=0)
-    if longest > LONGEST:
-        raise InputError(field, f"{longest} characters", f"should be a text of at most {LONGEST} characters")
+    check(field, f"{longest} characters", longest <= LONGEST, f"should be a text of at most {LONGEST} characters")
     return values.astype(np.str_)
 
 
@@ -161,8 +154,7 @@ def _numbers(path: Path, name: str, values: NDArray) -> NDArray:
 
 
 def _classes(field: str, labels: NDArray) -> tuple[NDArray, tuple[str, ...] | None]:
-    """Labels as numbers, and their names. Names are numbered in sorted order; numbers stay, and the federation checks
-    them."""
+    """Labels as numbers, which the federation checks; names are numbered in sorted order, and returned too."""
     labels = _text(field, labels)
     if labels.dtype.kind != "U":
         return labels, None
@@ -173,9 +165,10 @@ def _classes(field: str, labels: NDArray) -> tuple[NDArray, tuple[str, ...] | No
         return y, tuple(names.tolist())
 
 
-def _is_number(text: str) -> bool:
+def is_number(text: str | bytes) -> bool:
+    """Whether a text is a number."""
     try:
-        np.float64(text)
+        float(text)
     except ValueError:
         return False
     return True
@@ -194,8 +187,5 @@ def load_arrays(
     path: str | os.PathLike[str], *, holdout_seed: HoldoutSeed = None, regression: Regression = None
 ) -> Federation:
     """An .npz with arrays x, y, device and optionally split, as Federation.from_arrays takes them."""
-    arrays = npz.arrays(Path(path), ("x", "y", "device"), optional=("split",))
-    x, y, device, split = arrays["x"], arrays["y"], arrays["device"], arrays.get("split")
-    return Federation.from_arrays(
-        os.fspath(path), x, y, device, split, holdout_seed=holdout_seed, regression=regression
-    )
+    arrays: dict[str, Any] = npz.arrays(Path(path), ("x", "y", "device"), optional=("split",))
+    return Federation.from_arrays(os.fspath(path), **arrays, holdout_seed=holdout_seed, regression=regression)

@@ -30,29 +30,8 @@ def cnn(
     channels last.
     """
     dense.at_least_one(first=first, second=second, hidden=hidden)
-    draw = dense.check_init(init)
-    good = len(shape) in (2, 3) and shape[0] % 4 == shape[1] % 4 == 0
-    check("cnn: shape of a sample", shape, good, "should be an image whose height and width are multiples of 4")
-    height, width, channels = (*shape, 1)[:3]
-    pixels = height // 4 * (width // 4)
-
-    def start(key: Array) -> Params:
-        keys = jax.random.split(key, 4)
-        return {
-            "first": dense.drawn(keys[0], (3, 3, channels, first), draw),
-            "second": dense.drawn(keys[1], (3, 3, first, second), draw),
-            "hidden": dense.layer(keys[2], pixels * second, hidden, draw),
-            "scores": dense.layer(keys[3], hidden, classes, draw),
-        }
-
-    def scores(params: Params, x: Array) -> Array:
-        x = x.reshape(len(x), height, width, channels)
-        x = jax.nn.relu(halve(apply(params["first"], x)))
-        x = jax.nn.relu(halve(apply(params["second"], x)))
-        x = jax.nn.relu(dense.apply(params["hidden"], x.reshape(len(x), -1)))
-        return dense.apply(params["scores"], x)
-
-    return classifier(start, scores, heavy=True, block=8)
+    units = {"first": first, "second": second, "hidden": hidden, "scores": classes}
+    return _network(image("cnn", shape), 3, True, units, dense.check_init(init), block=8)
 
 
 @made_once
@@ -72,32 +51,36 @@ def lenet(
     width) or have channels last.
     """
     dense.at_least_one(first=first, second=second, hidden=hidden, last=last)
-    draw = dense.check_init(init)
-    good = len(shape) in (2, 3) and all(side % 4 == 0 and side >= 16 for side in shape[:2])
-    expected = "should be an image whose height and width are multiples of 4, from 16 on"
-    check("lenet: shape of a sample", shape, good, expected)
-    height, width, channels = (*shape, 1)[:3]
-    pixels = (height // 4 - 3) * (width // 4 - 3)
+    units = {"first": first, "second": second, "hidden": hidden, "last": last, "scores": classes}
+    return _network(image("lenet", shape, 16), 5, False, units, dense.check_init(init), block=64)
 
-    def start(key: Array) -> Params:
-        keys = jax.random.split(key, 5)
-        return {
-            "first": dense.drawn(keys[0], (5, 5, channels, first), draw),
-            "second": dense.drawn(keys[1], (5, 5, first, second), draw),
-            "hidden": dense.layer(keys[2], pixels * second, hidden, draw),
-            "last": dense.layer(keys[3], hidden, last, draw),
-            "scores": dense.layer(keys[4], last, classes, draw),
-        }
+
+def image(name: str, shape: tuple[int, ...], least: int = 4) -> tuple[int, int, int]:
+    """The height, width and channels of a model's samples, which should be images."""
+    good = len(shape) in (2, 3) and all(side % 4 == 0 and side >= least for side in shape[:2])
+    expected = "should be an image whose height and width are multiples of 4"
+    check(f"{name}: shape of a sample", shape, good, f"{expected}, from {least} on" if least > 4 else expected)
+    height, width, channels = (*shape, 1)[:3]
+    return height, width, channels
+
+
+def _network(
+    size: tuple[int, int, int], side: int, padded: bool, units: dict[str, int], init: str, block: int
+) -> Model:
+    """Two convolutions of `first` and `second` channels, then dense layers of so many units."""
+    lost = 0 if padded else side // 2 + 1  # what both convolutions take from a side, in pixels of the quarter image
+    pixels, first = (size[0] // 4 - lost) * (size[1] // 4 - lost), units["first"]
+    convolutions = {"first": (side, side, size[2], first), "second": (side, side, first, units["second"])}
+    dense_units = {name: count for name, count in units.items() if name not in convolutions}
 
     def scores(params: Params, x: Array) -> Array:
-        x = x.reshape(len(x), height, width, channels)
-        x = jax.nn.relu(halve(apply(params["first"], x, padded=False)))
-        x = jax.nn.relu(halve(apply(params["second"], x, padded=False)))
-        x = jax.nn.relu(dense.apply(params["hidden"], x.reshape(len(x), -1)))
-        x = jax.nn.relu(dense.apply(params["last"], x))
-        return dense.apply(params["scores"], x)
+        x = x.reshape(len(x), *size)
+        for name in convolutions:
+            x = jax.nn.relu(halve(apply(params[name], x, padded)))
+        return dense.perceptron(params, x.reshape(len(x), -1), dense_units)
 
-    return classifier(start, scores, heavy=True, block=64)
+    start = dense.drawing(convolutions | dense.shapes(pixels * units["second"], dense_units), init)
+    return classifier(start, scores, heavy=True, block=block)
 
 
 def apply(params: Params, x: Array, padded: bool = True) -> Array:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable, Mapping
+from itertools import pairwise
 from math import prod
 from typing import Annotated, Literal
 
@@ -9,7 +11,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
-from folb.errors import InputError, check_whole, choose
+from folb.errors import check, check_whole, choose
 from folb.models.model import Model, classifier, made_once, regressor
 from folb.typing import Params
 
@@ -30,13 +32,12 @@ def logistic(
 ) -> Model:
     """Multinomial logistic regression (Sec. VI): one linear map to the class scores."""
     choose("init", init, ("zeros", "glorot", "torch"))
-    if squash not in (None, True, False):
-        raise InputError("squash", squash, "should be True or False")
+    check("squash", squash, squash in (None, True, False), "should be True or False")
     inputs = prod(shape)
 
     def start(key: Array) -> Params:
         if init != "zeros":
-            return layer(key, inputs, classes, init)
+            return drawn(key, (inputs, classes), init)
         return {"weight": jnp.zeros((inputs, classes)), "bias": jnp.zeros(classes)}
 
     def scores(params: Params, x: Array) -> Array:
@@ -74,28 +75,35 @@ def mlp(
     With second=200 it is the 2NN of McMahan et al.
     """
     at_least_one(first=first, second=second)
-    draw = check_init(init)
-    inputs = prod(shape)
-
-    def start(key: Array) -> Params:
-        keys = jax.random.split(key, 3)
-        return {
-            "first": layer(keys[0], inputs, first, draw),
-            "second": layer(keys[1], first, second, draw),
-            "scores": layer(keys[2], second, classes, draw),
-        }
+    inputs, units = prod(shape), {"first": first, "second": second, "scores": classes}
 
     def scores(params: Params, x: Array) -> Array:
-        x = jax.nn.relu(apply(params["first"], x.reshape(len(x), inputs)))
-        x = jax.nn.relu(apply(params["second"], x))
-        return apply(params["scores"], x)
+        return perceptron(params, x.reshape(len(x), inputs), units)
 
-    return classifier(start, scores)
+    return classifier(drawing(shapes(inputs, units), check_init(init)), scores)
 
 
-def layer(key: Array, inputs: int, outputs: int, init: str = "glorot") -> Params:
-    """The initial dense layer, drawn as `drawn` says."""
-    return drawn(key, (inputs, outputs), init)
+def shapes(inputs: int, units: Mapping[str, int]) -> dict[str, tuple[int, ...]]:
+    """The shapes of the weights of dense layers of so many units, one after another."""
+    return dict(zip(units, pairwise([inputs, *units.values()]), strict=True))
+
+
+def perceptron(params: Params, x: Array, names: Iterable[str]) -> Array:
+    """The output of the last of these dense layers; relu follows each of the others."""
+    *hidden, last = names
+    for name in hidden:
+        x = jax.nn.relu(apply(params[name], x))
+    return apply(params[last], x)
+
+
+def drawing(shapes: Mapping[str, tuple[int, ...]], init: str) -> Callable[[Array], Params]:
+    """The function of a key that draws layers with weights of these shapes, each as `drawn` does."""
+
+    def start(key: Array) -> Params:
+        keys = jax.random.split(key, len(shapes))
+        return {name: drawn(keys[i], shape, init) for i, (name, shape) in enumerate(shapes.items())}
+
+    return start
 
 
 def drawn(key: Array, shape: tuple[int, ...], init: str = "glorot") -> Params:

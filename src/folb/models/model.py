@@ -55,16 +55,14 @@ class Model(NamedTuple):
 
 
 def made_once(make: Callable[P, Model]) -> Callable[P, Model]:
-    """The constructor; it returns the same model again for the same values.
-
-    A compiled program is found again by the functions that it is made of.
-    """
+    """The constructor; the same values give the same model, by whose functions compiled programs are found again."""
     known: dict[tuple[Any, ...], Model] = {}
     signature = inspect.signature(make)
 
     @functools.wraps(make)
     def made(*arguments: P.args, **settings: P.kwargs) -> Model:
         model = make(*arguments, **settings)
+        model.init.__qualname__ = make.__name__  # which the model shows
         bound = signature.bind(*arguments, **settings)
         bound.apply_defaults()
         shape, *others = bound.arguments.values()
@@ -104,14 +102,7 @@ def regressor(
     block: int | None = None,
 ) -> Model:
     """The model of numbers value(params, x): [batch], with the squared error as the loss, and judged by its mean."""
-    return Model(
-        init=init,
-        loss=lambda params, x, y: (value(params, x) - y) ** 2,
-        predict=value,
-        heavy=heavy,
-        block=block,
-        judged_by="mse",
-    )
+    return Model(init, lambda params, x, y: (value(params, x) - y) ** 2, value, heavy, block, judged_by="mse")
 
 
 def cross_entropy(logits: Array, y: Array) -> Array:

@@ -35,7 +35,7 @@ def char_lstm(
             "embedding": jax.random.uniform(keys[0], (classes, embedding), minval=-0.1, maxval=0.1),
             "first": layer(keys[1], embedding, units),
             "second": layer(keys[2], units, units),
-            "scores": dense.layer(keys[3], units, classes),
+            "scores": dense.drawn(keys[3], (units, classes)),
         }
 
     def scores(params: Params, x: Array) -> Array:
@@ -68,8 +68,8 @@ def sentiment_lstm(
         return {
             "first": layer(keys[0], shape[1], units),
             "second": layer(keys[1], units, units),
-            "hidden": dense.layer(keys[2], units, hidden),
-            "score": dense.layer(keys[3], hidden, 1),
+            "hidden": dense.drawn(keys[2], (units, hidden)),
+            "score": dense.drawn(keys[3], (hidden, 1)),
         }
 
     def score(params: Params, x: Array) -> Array:

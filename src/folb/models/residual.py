@@ -10,7 +10,7 @@ from jax import Array
 
 from folb.errors import check, check_whole
 from folb.models import dense
-from folb.models.convolution import convolved
+from folb.models.convolution import convolved, image
 from folb.models.model import Model, classifier, made_once
 from folb.typing import Params
 
@@ -38,9 +38,7 @@ def resnet(
     check("depth", depth, (depth - 2) % 6 == 0, "should be 2 more than a multiple of 6, such as 8, 14 or 20")
     dense.at_least_one(width=width, groups=groups)
     check("groups", groups, width % groups == 0, f"should divide the width, {width}")
-    good = len(shape) in (2, 3) and shape[0] % 4 == shape[1] % 4 == 0
-    check("resnet: shape of a sample", shape, good, "should be an image whose height and width are multiples of 4")
-    height, width_of_image, channels = (*shape, 1)[:3]
+    size = image("resnet", shape)
     # the channels into and out of each block, and its stride
     plan = [
         (width * (2 ** max(stage - 1, 0) if i == 0 else 2**stage), width * 2**stage, 2 if stage and i == 0 else 1)
@@ -52,14 +50,13 @@ def resnet(
         first, last, *keys = jax.random.split(key, 2 + len(plan))
         blocks = [_block(one, inputs, outputs) for one, (inputs, outputs, _) in zip(keys, plan, strict=True)]
         return {
-            "first": layer(first, 3, channels, width),
+            "first": layer(first, 3, size[-1], width),
             **{f"block{i}": block for i, block in enumerate(blocks, 1)},
-            "scores": dense.layer(last, plan[-1][1], classes),
+            "scores": dense.drawn(last, (plan[-1][1], classes)),
         }
 
     def scores(params: Params, x: Array) -> Array:
-        x = x.reshape(len(x), height, width_of_image, channels)
-        x = jax.nn.relu(apply(params["first"], x, groups))
+        x = jax.nn.relu(apply(params["first"], x.reshape(len(x), *size), groups))
         for i, (_, _, stride) in enumerate(plan, 1):
             x = residual(params[f"block{i}"], x, groups, stride)
         return dense.apply(params["scores"], x.mean(axis=(1, 2)))
