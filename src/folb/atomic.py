@@ -63,11 +63,8 @@ def whole(path: Path) -> Iterator[Path]:
         yield part
         for folder, _, names in os.walk(part):
             for name in names:
-                handle = os.open(os.path.join(folder, name), os.O_RDONLY)
-                try:
-                    os.fsync(handle)
-                finally:
-                    os.close(handle)
+                with open(os.path.join(folder, name), "rb") as file:
+                    os.fsync(file.fileno())
             _flush_directory(Path(folder))
         os.rename(part, path)
     except BaseException:

@@ -67,7 +67,6 @@ class Metric:
 
     @property
     def function(self) -> Callable[..., Any]:
-        """What computes it."""
         if callable(self.compute):
             return self.compute
         from folb import metric_functions
@@ -113,23 +112,14 @@ class Metric:
 OWN = ("own_mean", "own_worst", "own_variance")  # what `fairness` measures
 _SPREAD = "the mean, the worst decile and the variance of the devices' own accuracies (or squared errors)"
 _AREA = "the area under the ROC curve; of more than two classes, the mean of one against the rest"
+_MSE, _MAE = (f"the mean {what} error of a regression" for what in ("squared", "absolute"))
 _ALL = (
     Metric(ACCURACY, "accuracy", "test accuracy", unit="%", task=CLASSES),
     Metric(FAIRNESS, "fairness", says=_SPREAD, parts=OWN),
     Metric("f1", "f1", "macro F1", "F1", "%", task=CLASSES, says="macro F1: the mean over the classes"),
     Metric("auc", "auc", "AUC", "AUC", "%", task=CLASSES, says=_AREA),
-    Metric(
-        *("mse", "mse", "mean squared error", "MSE"),
-        lower=True,
-        task=NUMBERS,
-        says="the mean squared error of a regression; it is always measured",
-    ),
-    Metric(
-        *("mae", "mae", "mean absolute error", "MAE"),
-        lower=True,
-        task=NUMBERS,
-        says="the mean absolute error of a regression",
-    ),
+    Metric("mse", "mse", "mean squared error", "MSE", lower=True, task=NUMBERS, says=f"{_MSE}; it is always measured"),
+    Metric("mae", "mae", "mean absolute error", "MAE", lower=True, task=NUMBERS, says=_MAE),
 )
 REGISTRY = {one.name: one for one in _ALL}
 KNOWN = {name: one for name, one in REGISTRY.items() if not one.parts}  # those that a model may be judged by
@@ -172,9 +162,9 @@ def measure(name: str, judged_by: str = ACCURACY) -> Metric:
         return replace(of, name=name, words=f"mean {what} of the devices", short="devices' mean")
     if name == "own_worst":
         return replace(of, name=name, words=f"{what} of the worst decile of devices", short="worst decile")
+    unit, factor = ("", 1.0) if numbers else ("points²", 1e4)
     words, short = f"variance of the devices' {what}", "devices' variance"
-    shown: dict[str, Any] = {} if numbers else {"unit": "points²", "factor": 1e4}
-    return Metric(name, FAIRNESS, words, short, lower=True, **shown)
+    return Metric(name, FAIRNESS, words, short, unit, lower=True, factor=factor)
 
 
 def is_measure(name: object) -> bool:
@@ -238,7 +228,7 @@ def _own(given: Metric | Callable[..., Any]) -> Metric:
     return given
 
 
-FACTS = ("name", "words", "short", "unit", "lower", "factor")
+FACTS = {"name": str, "words": str, "short": str, "unit": str, "lower": bool, "factor": float}
 
 
 def facts(metrics: Iterable[Metric]) -> list[dict[str, Any]]:
@@ -248,11 +238,10 @@ def facts(metrics: Iterable[Metric]) -> list[dict[str, Any]]:
 
 def are_facts(value: object) -> bool:
     """Whether a record may say this of users' own metrics."""
-    kinds = {"name": str, "words": str, "short": str, "unit": str, "lower": bool, "factor": float}
     return isinstance(value, list) and all(
         isinstance(one, dict)
-        and one.keys() == kinds.keys()
-        and all(isinstance(one[field], kind) for field, kind in kinds.items())
+        and one.keys() == FACTS.keys()
+        and all(isinstance(one[field], kind) for field, kind in FACTS.items())
         and PLAIN.fullmatch(one["name"]) is not None
         and 0 < one["factor"] < 1e30
         for one in value

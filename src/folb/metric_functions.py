@@ -69,12 +69,10 @@ def _area(positive: Array, score: Array) -> Array:
 
 
 def mse(y: Array, predicted: Array) -> Array:
-    """The mean squared error."""
     return jnp.mean((predicted - y) ** 2)
 
 
 def mae(y: Array, predicted: Array) -> Array:
-    """The mean absolute error."""
     return jnp.mean(jnp.abs(predicted - y))
 
 

@@ -17,7 +17,7 @@ from typing import Any, ClassVar, NamedTuple
 import numpy as np
 
 from folb.core.part import Part, Slot, setting, up_to
-from folb.core.shuffle import mixed, shuffled
+from folb.core.shuffle import mixed_words, shuffled
 from folb.core.sketch import from_bytes, to_bytes
 from folb.core.vector import flat, namespace, over_largest, shaped, size
 from folb.errors import InputError
@@ -71,16 +71,13 @@ class Blocks(Codec):
     bits: ClassVar[int]
 
     def shapes(self, d: int) -> dict[str, tuple[tuple[int], str]]:
-        """The bits, and the scales."""
         return {"codes": ((-(-d * self.bits // 8),), "uint8"), "scale": ((-(-d // BLOCK),), "float32")}
 
     def fault(self, sent: dict[str, Any], d: int, most: float) -> str:
-        """A scale."""
         fits = np.all((sent["scale"] >= 0) & (sent["scale"] <= most))
         return "" if fits else f"a scale is not from 0 to {most:g}"
 
     def decode(self, sent: dict[str, Any], words: Any, d: int, whole: bool) -> Any:
-        """Its unit times its scale."""
         unit, scale = self.unit(from_bytes(sent["codes"], self.bits, d)), sent["scale"]
         return unit * namespace(unit).repeat(scale, BLOCK)[:d]
 
@@ -94,28 +91,22 @@ class Levels(Blocks):
 
     abstract = True
     whole = True
-
-    @property
-    def top(self) -> int:
-        """The levels on each side of 0."""
-        return int(2 ** (self.bits - 1) - 1)
+    top: ClassVar[int]  # the levels on each side of 0
 
     def encode(self, row: Any, words: Any) -> dict[str, Any]:
-        """A level for each number."""
         d, xp, blocks, top = row.shape[0], namespace(row), _blocks(row), self.top
         scale = xp.max(xp.abs(blocks), axis=1)
         unit = over_largest(blocks, scale[:, None]).reshape(-1)[:d]
-        level = xp.clip(xp.floor(unit * xp.float32(top) + _chances(words, d)), -top, top)
+        chances = (mixed_words(_own(words), d) >> 8).astype(xp.float32) * xp.float32(2**-24)  # from 0, and below 1
+        level = xp.clip(xp.floor(unit * xp.float32(top) + chances), -top, top)
         codes = (level + xp.float32(top + 1)).astype(xp.uint32)
         return {"codes": to_bytes(codes, self.bits), "scale": scale}
 
     def unit(self, codes: Any) -> Any:
-        """A level over the largest one."""
         xp = namespace(codes)
         return (codes.astype(xp.float32) - xp.float32(self.top + 1)) * xp.float32(1 / self.top)
 
     def fault(self, sent: dict[str, Any], d: int, most: float) -> str:
-        """A scale or a code."""
         fits = np.all(from_bytes(sent["codes"], self.bits, d) > 0)
         return super().fault(sent, d, most) or ("" if fits else f"a code is 0, which is not a level of {self.name}")
 
@@ -123,13 +114,13 @@ class Levels(Blocks):
 class Int8(Levels):
     """A byte for each number, right on average, and a scale for each 256."""
 
-    bits = 8
+    bits, top = 8, 127
 
 
 class Int4(Levels):
     """Half a byte for each number, right on average, and a scale for each 256."""
 
-    bits = 4
+    bits, top = 4, 7
 
 
 class Sign(Blocks):
@@ -139,14 +130,12 @@ class Sign(Blocks):
     feedback = True
 
     def encode(self, row: Any, words: Any) -> dict[str, Any]:
-        """A sign for each number."""
         xp, blocks = namespace(row), _blocks(row)
         there = xp.minimum(xp.full(blocks.shape[0], BLOCK), row.shape[0] - BLOCK * xp.arange(blocks.shape[0]))
         scale = xp.sum(xp.abs(blocks), axis=1) / there.astype(xp.float32)
         return {"codes": to_bytes((row > 0).astype(xp.uint32), 1), "scale": scale}
 
     def unit(self, codes: Any) -> Any:
-        """1 or -1."""
         xp = namespace(codes)
         return xp.where(codes == 1, xp.float32(1), xp.float32(-1))
 
@@ -169,20 +158,16 @@ class TopK(Sparse):
     called = "top_k"
 
     def shapes(self, d: int) -> dict[str, tuple[tuple[int], str]]:
-        """The places, and the values."""
         return {"places": ((self.count(d),), "int32"), "values": ((self.count(d),), "float32")}
 
     def encode(self, row: Any, words: Any) -> dict[str, Any]:
-        """Those that are largest."""
         places = _largest(row, self.count(row.shape[0]))
         return {"places": places, "values": row[places]}
 
     def decode(self, sent: dict[str, Any], words: Any, d: int, whole: bool) -> Any:
-        """The values at their places."""
         return _placed(sent["values"], sent["places"], d)
 
     def fault(self, sent: dict[str, Any], d: int, most: float) -> str:
-        """A place."""
         places = sent["places"]
         fits = np.all((places >= 0) & (places < d)) and np.all(places[1:] > places[:-1])
         return "" if fits else f"the places are not in ascending order, each once, from 0 to {d - 1}"
@@ -194,14 +179,12 @@ class RandomK(Sparse):
     called = "random_k"
 
     def shapes(self, d: int) -> dict[str, tuple[tuple[int], str]]:
-        """The values."""
         if d >= MOST_PLACES:
             expected = f"should be another codec: random_k is for models of fewer than {MOST_PLACES} parameters"
             raise InputError("compress_up", f"random_k, {d} parameters", expected)
         return {"values": ((self.count(d),), "float32")}
 
     def encode(self, row: Any, words: Any) -> dict[str, Any]:
-        """The numbers there."""
         return {"values": row[self._places(words, row.shape[0])]}
 
     def decode(self, sent: dict[str, Any], words: Any, d: int, whole: bool) -> Any:
@@ -251,13 +234,6 @@ def _blocks(row: Any) -> Any:
 
 def _own(words: Any) -> Any:
     return words ^ namespace(words).uint32(OWN)
-
-
-def _chances(words: Any, d: int) -> Any:
-    """d random numbers from 0 to 1, without 1."""
-    own, xp = _own(words), namespace(words)
-    bits = mixed(mixed(xp.arange(d, dtype=xp.uint32) ^ own[0]) ^ own[1])
-    return (bits >> 8).astype(xp.float32) * xp.float32(2**-24)
 
 
 def _largest(row: Any, k: int) -> Any:

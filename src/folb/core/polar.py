@@ -10,6 +10,8 @@ from jax import Array
 
 from folb.core import tree
 from folb.core.rules import fraction
+from folb.core.tree import over
+from folb.core.tree import scaled as scaled
 from folb.core.vector import over_largest
 from folb.typing import Params
 
@@ -37,11 +39,6 @@ def polar(stack: Params, wanted: Array) -> Polar:
     return Polar(jnp.where(wanted & ~fine, jnp.inf, largest * norms), direction)
 
 
-def scaled(stack: Params, factors: Array) -> Params:
-    """factor_k a_k; an entry whose factor is 0 is 0, whatever it holds."""
-    return jax.tree.map(lambda leaf: jnp.where(over(factors == 0, leaf), 0, over(factors, leaf) * leaf), stack)
-
-
 def kept(norm: Array, counted: Array, most: Array | float) -> Array:
     """The factor that shortens each entry to the norm `most`: at most 1, and 0 for an entry that does not count."""
     return jnp.where(counted, jnp.minimum(1.0, fraction(jnp.asarray(most), norm)), 0.0)
@@ -50,11 +47,6 @@ def kept(norm: Array, counted: Array, most: Array | float) -> Array:
 def clipped(stack: Params, norm: Array, counted: Array, most: Array | float) -> Params:
     """Each entry shortened to the norm `most`; an entry that does not count is 0."""
     return scaled(stack, kept(norm, counted, most))
-
-
-def over(values: Array, leaf: Array) -> Array:
-    """One value per entry of a stack, shaped to broadcast over a leaf."""
-    return values.reshape((-1,) + (1,) * (leaf.ndim - 1))
 
 
 def _inner(leaf: Array) -> tuple[int, ...]:

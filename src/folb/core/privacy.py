@@ -32,7 +32,7 @@ from folb.core.clipping import BOUNDED, SQUARE, WITHIN
 from folb.core.part import FLAG, Part, Range, Slot, more_than, setting
 from folb.core.polar import polar, scaled
 from folb.core.rules import Round, Rule, Update
-from folb.core.shuffle import mixed
+from folb.core.shuffle import mixed_words
 from folb.core.vector import shaped
 from folb.errors import InputError
 from folb.typing import Params
@@ -94,7 +94,6 @@ class Privacy(Part):
         raise NotImplementedError
 
     def share(self, part: str) -> float:
-        """The part's share of the whole."""
         if part != "delta":
             return SHARES[part]
         return 1.0 - sum(SHARES[other] for other in self.parts if other != "delta")
@@ -116,7 +115,6 @@ class Central(Privacy):
     """The server adds the noise to the sum."""
 
     def noise_of(self, noise: Noise, part: str, there: Array) -> Params:
-        """The server's."""
         return noise.server[part]
 
 
@@ -283,7 +281,7 @@ def normals(shapes: dict[str, Any], words: Array) -> dict[str, Any]:
 
 def quick_normals(shapes: dict[str, Any], words: Array) -> dict[str, Any]:
     """The same for each of many devices: bits from two rounds of mixing, at a fifth of the cost."""
-    numbers = mixed(mixed(jnp.arange(tree.size(shapes), dtype=jnp.uint32) ^ words[0]) ^ words[1])
+    numbers = mixed_words(words, tree.size(shapes))
     return shaped(math.sqrt(2) * jax.lax.erf_inv(2 * randomness.uniform(numbers) - 1), shapes)
 
 
@@ -332,7 +330,7 @@ def release(algorithm: Algorithm, round: Round) -> Released:
 
 def gradient_sum(private: Privacy, round: Round) -> Params:
     """The sum of the clipped gradients, before its noise."""
-    return _sum(_clipped(private, "gradient", round))
+    return tree.total(_clipped(private, "gradient", round))
 
 
 def sums(algorithm: Algorithm, round: Round, g: Params | None) -> dict[str, Any]:
@@ -345,7 +343,7 @@ def sums(algorithm: Algorithm, round: Round, g: Params | None) -> dict[str, Any]
         weights = jnp.where(there, _weights(algorithm.rule, private, grad, g, round.gamma), 0.0)
         delta = scaled(delta, weights)
         total["importance"] = jnp.sum(jnp.abs(weights))
-    total["delta"] = _sum(delta)
+    total["delta"] = tree.total(delta)
     for name, middle in ((WITHIN.name, 0.5), (SQUARE.name, 0.0)):
         if name in private.parts:
             spread = private.deviation(name, private.clip) / math.sqrt(private.K)
@@ -373,12 +371,7 @@ def _clipped(private: Privacy, part: str, round: Round) -> Params:
     return scaled(own.direction, length)
 
 
-def _sum(stack: Params) -> Params:
-    return jax.tree.map(lambda leaf: jnp.sum(leaf, axis=0), stack)
-
-
 def _noisy(private: Privacy, part: str, total: Params, round: Round) -> Params:
-    """A sum with its noise."""
     assert round.noise is not None
     return tree.add(total, private.noise_of(round.noise, part, round.times > 0), private.deviation(part, private.clip))
 

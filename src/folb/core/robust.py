@@ -20,7 +20,7 @@ from jax import Array
 
 from folb.core import randomness, tree
 from folb.core.part import Part, Slot, below, setting, whole
-from folb.core.polar import SMALLEST, clipped, median, over, polar, scaled
+from folb.core.polar import SMALLEST, clipped, median, polar, scaled
 from folb.core.rules import Round, Update, fraction
 from folb.core.selection import MOST
 from folb.errors import InputError
@@ -40,12 +40,10 @@ class Vectors(NamedTuple):
 
     @property
     def n(self) -> Array:
-        """How many count."""
         return jnp.sum(self.counted)
 
     @property
     def even(self) -> Array:
-        """Weights of a mean."""
         return fraction(self.counted.astype(jnp.float32), self.n)
 
 
@@ -85,7 +83,6 @@ class Median(Robust):
     """The median of each coordinate (Yin et al., 2018). A device's weight is its share of the coordinates."""
 
     def centre(self, given: Vectors) -> Update:
-        """Nothing is left of the values but the middle."""
         return _trimmed(given, (given.n - 1) // 2)
 
 
@@ -95,7 +92,6 @@ class TrimmedMean(Robust):
     called = "trimmed_mean"
 
     def centre(self, given: Vectors) -> Update:
-        """Never without all."""
         return _trimmed(given, jnp.minimum(given.liars, (given.n - 1) // 2))
 
 
@@ -103,11 +99,9 @@ class Krum(Robust):
     """Krum (Blanchard et al., 2017): the vector with the smallest sum of squared distances to its n - f - 2 nearest."""
 
     def needs(self, f: Any) -> Any:
-        """As in the paper."""
         return 2 * f + 3
 
     def centre(self, given: Vectors) -> Update:
-        """One vector."""
         return _nearest(given, jnp.int32(1))
 
 
@@ -117,11 +111,9 @@ class MultiKrum(Robust):
     called = "multi_krum"
 
     def needs(self, f: Any) -> Any:
-        """As Krum."""
         return 2 * f + 3
 
     def centre(self, given: Vectors) -> Update:
-        """n - f vectors."""
         return _nearest(given, jnp.maximum(given.n - given.liars, 1))
 
 
@@ -131,12 +123,12 @@ class GeometricMedian(Robust):
     called = "geometric_median"
 
     def centre(self, given: Vectors) -> Update:
-        """Each step weighs a vector by its closeness."""
         first, norm = _norm_bound(given), tree.norms(given.stack)
         smallest = 1e-6 * median(norm, given.counted) + SMALLEST
 
         def turn(_: Any, at: Update) -> Update:
-            closeness = jnp.where(given.counted, 1.0 / jnp.maximum(_distances(given.stack, at.delta), smallest), 0.0)
+            away = tree.norms(tree.sub(given.stack, at.delta))
+            closeness = jnp.where(given.counted, 1.0 / jnp.maximum(away, smallest), 0.0)
             return _mean(given.stack, fraction(closeness, jnp.sum(closeness)))
 
         return jax.lax.fori_loop(0, TURNS, turn, Update(first.delta, first.weights))
@@ -151,16 +143,16 @@ class CentredClipping(Robust):
     called = "centred_clipping"
 
     def centre(self, given: Vectors) -> Update:
-        """v after some turns."""
 
         def turn(_: Any, at: Update) -> Update:
-            away = _distances(given.stack, at.delta)
+            away = tree.norms(tree.sub(given.stack, at.delta))
             short = jnp.minimum(1.0, fraction(median(away, given.counted), away)) * given.even
             keeps = 1.0 - jnp.sum(short)
             delta = tree.add(tree.combine(short, given.stack), at.delta, keeps)
             return Update(delta, keeps * at.weights + short)
 
-        return jax.lax.fori_loop(0, TURNS, turn, Update(_zero(given.stack), jnp.zeros_like(given.even)))
+        zero = jax.tree.map(lambda leaf: jnp.zeros_like(leaf[0]), given.stack)
+        return jax.lax.fori_loop(0, TURNS, turn, Update(zero, jnp.zeros_like(given.even)))
 
 
 class NormBound(Robust):
@@ -178,7 +170,6 @@ class NormBound(Robust):
         return 1
 
     def centre(self, given: Vectors) -> Update:
-        """All count evenly."""
         return _norm_bound(given)
 
 
@@ -189,7 +180,6 @@ class FLTrust(Robust):
 
     @property
     def own_samples(self) -> int:
-        """They give the update that it trusts."""
         return self.root
 
     def needs(self, f: Any) -> Any:
@@ -219,7 +209,7 @@ def _trimmed(given: Vectors, trim: Array) -> Update:
     n, left = given.n, jnp.maximum(given.n - 2 * trim, 1)
 
     def kept(leaf: Array) -> Array:
-        rank = jnp.argsort(jnp.argsort(jnp.where(over(given.counted, leaf), leaf, jnp.inf), axis=0), axis=0)
+        rank = jnp.argsort(jnp.argsort(jnp.where(tree.over(given.counted, leaf), leaf, jnp.inf), axis=0), axis=0)
         return jnp.where((rank >= trim) & (rank < n - trim), 1.0 / left, 0.0)
 
     weights = jax.tree.map(kept, given.stack)
@@ -230,8 +220,7 @@ def _trimmed(given: Vectors, trim: Array) -> Update:
 
 def _nearest(given: Vectors, m: Array) -> Update:
     """The mean of the m vectors with the smallest scores of Krum."""
-    pairs = jax.tree.map(lambda leaf: leaf.reshape(len(leaf), -1) @ leaf.reshape(len(leaf), -1).T, given.stack)
-    products = jax.tree.reduce(jnp.add, pairs)
+    products = tree.products(given.stack)
     squares = jnp.maximum(jnp.diag(products)[:, None] + jnp.diag(products) - 2 * products, 0.0)
     others = given.counted[None, :] & given.counted[:, None] & ~jnp.eye(len(squares), dtype=bool)
     ordered = jnp.sort(jnp.where(others, squares, jnp.inf), axis=1)
@@ -250,14 +239,6 @@ def _norm_bound(given: Vectors) -> Update:
 
 def _mean(stack: Params, weights: Array) -> Update:
     return Update(tree.combine(weights, stack), weights)
-
-
-def _distances(stack: Params, centre: Params) -> Array:
-    return tree.norms(jax.tree.map(jnp.subtract, stack, centre))
-
-
-def _zero(stack: Params) -> Params:
-    return jax.tree.map(lambda leaf: jnp.zeros_like(leaf[0]), stack)
 
 
 def check_enough(how: Robust, K: int, different: Callable[[int], int] = int) -> None:

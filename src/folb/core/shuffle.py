@@ -57,6 +57,12 @@ def _in_turn(f: Callable[..., Any], x: Any, drawn: tuple[Any, Any]) -> Any:
     return jax.lax.scan(lambda x, pair: (f(x, pair), None), x, drawn, unroll=UNROLL)[0]
 
 
+def mixed_words(words: Any, n: int) -> Any:
+    """n random 32-bit integers from two random words."""
+    xp = words.__array_namespace__()
+    return mixed(mixed(xp.arange(n, dtype=xp.uint32) ^ words[0]) ^ words[1])
+
+
 def mixed(h: Any) -> Any:
     """Scatter the bits of 32-bit integers upwards (multiply, xor-shift, multiply)."""
     xp = h.__array_namespace__()

@@ -66,7 +66,7 @@ class Trace:
         """
         line, online = self._line(device, now)
         link = Link(*(jnp.asarray(numbers)[line] for numbers in self.link))
-        effort = exchanged(link, draws, cost, down, up, **self.round, asked=asked)
+        effort = exchanged(link, draws, cost, down, up, self.round, asked)
         left = jnp.where(online, jnp.asarray(self.leaves)[line] - self._phase(now), 0.0)
         lost = effort.lost | (effort.seconds > left)
         return Effort(jnp.where(lost, 0, effort.work), jnp.minimum(effort.seconds, left), lost)

@@ -32,13 +32,7 @@ KNOWN = {
     "key": "two random words that all devices of the round share",
     "mean": "the estimate (10) of grad f, which a two-phase server sends with the model",
 }
-BEFORE_WORK = (
-    "params",
-    "grad",
-    "loss",
-    "mu",
-    "key",
-)  # what a device has before it works: all that a survey can ask for
+BEFORE_WORK = ("params", "grad", "loss", "mu", "key")  # all that a survey can ask for
 
 
 @dataclass(frozen=True)
@@ -61,22 +55,6 @@ class Upload:
     def __call__(self, known: Any) -> Any:
         """The quantity, computed from known[name] of each name that it needs."""
         return self.compute(*(known[name] for name in self.needs), **self.numbers, **dict(self.sizes))
-
-
-def _update(delta: Params) -> Params:
-    return delta
-
-
-def _gradient(grad: Params) -> Params:
-    return grad
-
-
-def _norm(grad: Params) -> Any:
-    return norm(grad)
-
-
-def _loss(loss: Any) -> Any:
-    return loss
 
 
 def inexactness(delta: Params, grad: Params, after: Params, mu: Any) -> Any:
@@ -108,12 +86,12 @@ def sketch(m: int = 256, bits: int = 32) -> Upload:
     return Upload("sketch", _sketch, sizes=(("m", int(m)), ("bits", int(bits))))
 
 
-DELTA = Upload("delta", _update)  # every device of S_1 sends it
-GRAD = Upload("grad", _gradient)
+DELTA = Upload("delta", lambda delta: delta)  # every device of S_1 sends it
+GRAD = Upload("grad", lambda grad: grad)
 GAMMA = Upload("gamma", _gamma, {"most": 1.0}, least=0.0, most=1.0)
 UNCLAMPED_GAMMA = replace(GAMMA, numbers={"most": math.inf}, most=LARGEST)
-NORM = Upload("norm", _norm, least=0.0)
-LOSS = Upload("loss", _loss)
+NORM = Upload("norm", lambda grad: norm(grad), least=0.0)
+LOSS = Upload("loss", lambda loss: loss)
 ENCODED = (DELTA, GRAD)  # what goes through the codec of an algorithm: the uploads of the model's shape
 
 # names that mean something else: in `compose`, in a message, or where a device computes its own weight

@@ -66,9 +66,7 @@ def _pieces(part: Any, own: bool, seen: dict[tuple[int, bool], Any]) -> Iterator
         if not _is_library(part):
             yield _source(part)
             members = [getattr(member, "fget", getattr(member, "__func__", member)) for member in vars(part).values()]
-            methods = [
-                one for one in members if inspect.isfunction(one) or _wrapped(one)
-            ]  # jax.jit of one, for instance
+            methods = (one for one in members if inspect.isfunction(one) or _wrapped(one))  # also jax.jit of one
             yield from _all((*part.__bases__, *methods), own, seen)
             yield from _all(filter(is_dataclass, members), True, seen)  # such as an upload that its class asks for
         elif own:
@@ -95,7 +93,6 @@ def _pieces(part: Any, own: bool, seen: dict[tuple[int, bool], Any]) -> Iterator
 
 
 def _name(thing: Any) -> str:
-    """What a library calls it."""
     return f"{getattr(thing, '__module__', '')}.{getattr(thing, '__qualname__', type(thing).__qualname__)}"
 
 
