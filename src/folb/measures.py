@@ -134,8 +134,7 @@ def top(k: int) -> Metric:
 
 def listed() -> dict[str, str]:
     """What users may ask for besides the accuracy, and what it is."""
-    some = {name: one.says for name, one in REGISTRY.items() if one.says}
-    return {**{name: some[name] for name in (FAIRNESS, "f1", "auc")}, "top5": top(5).says, **some}
+    return {one.name: one.says for one in (*_ALL[1:4], top(5), *_ALL[4:])}
 
 
 def of_task(task: str) -> list[str]:

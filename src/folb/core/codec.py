@@ -19,7 +19,7 @@ import numpy as np
 from folb.core.part import Part, Slot, setting, up_to
 from folb.core.shuffle import mixed_words, shuffled
 from folb.core.sketch import from_bytes, to_bytes
-from folb.core.vector import flat, namespace, over_largest, shaped, size
+from folb.core.vector import flat, in_rows, namespace, over_largest, shaped, size
 from folb.errors import InputError
 from folb.typing import Params
 
@@ -94,7 +94,7 @@ class Levels(Blocks):
     top: ClassVar[int]  # the levels on each side of 0
 
     def encode(self, row: Any, words: Any) -> dict[str, Any]:
-        d, xp, blocks, top = row.shape[0], namespace(row), _blocks(row), self.top
+        d, xp, blocks, top = row.shape[0], namespace(row), in_rows(row, BLOCK), self.top
         scale = xp.max(xp.abs(blocks), axis=1)
         unit = over_largest(blocks, scale[:, None]).reshape(-1)[:d]
         chances = (mixed_words(_own(words), d) >> 8).astype(xp.float32) * xp.float32(2**-24)  # from 0, and below 1
@@ -130,7 +130,7 @@ class Sign(Blocks):
     feedback = True
 
     def encode(self, row: Any, words: Any) -> dict[str, Any]:
-        xp, blocks = namespace(row), _blocks(row)
+        xp, blocks = namespace(row), in_rows(row, BLOCK)
         there = xp.minimum(xp.full(blocks.shape[0], BLOCK), row.shape[0] - BLOCK * xp.arange(blocks.shape[0]))
         scale = xp.sum(xp.abs(blocks), axis=1) / there.astype(xp.float32)
         return {"codes": to_bytes((row > 0).astype(xp.uint32), 1), "scale": scale}
@@ -224,12 +224,6 @@ def compression(up: Codec | None, down: Codec | None, feedback: bool | None) -> 
     """Both codecs; by default with error feedback if the first one needs it."""
     usual = up is not None and up.feedback
     return Compression(up, down, usual if feedback is None else feedback)
-
-
-def _blocks(row: Any) -> Any:
-    """The numbers in rows of a block each; the last is filled up with 0."""
-    xp = namespace(row)
-    return xp.concat([row, xp.zeros(-row.shape[0] % BLOCK, dtype=xp.float32)]).reshape(-1, BLOCK)
 
 
 def _own(words: Any) -> Any:

@@ -9,7 +9,7 @@ The same function works on jax arrays in the simulator and on NumPy arrays on a 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import functools
 from typing import Any
 
 import numpy as np
@@ -43,18 +43,12 @@ def shuffled(words: Any, epoch: Any, position: Any, size: Any) -> Any:
         bit = mixed(xp.maximum(x, partner) ^ salt) >> 31
         return xp.where(bit == 1, partner, x)
 
-    return _in_turn(swap_or_not, x, (c[:ROUNDS], salt[:ROUNDS])).astype(xp.int32)
-
-
-def _in_turn(f: Callable[..., Any], x: Any, drawn: tuple[Any, Any]) -> Any:
-    """f(… f(f(x, drawn_1), drawn_2) …): a plain loop for NumPy arrays, and a loop that compiles fast for jax arrays."""
+    drawn = c[:ROUNDS], salt[:ROUNDS]
     if isinstance(x, np.ndarray):
-        for pair in zip(*drawn, strict=True):
-            x = f(x, pair)
-        return x
-    import jax
+        return functools.reduce(swap_or_not, zip(*drawn, strict=True), x).astype(xp.int32)
+    import jax  # whose loop compiles fast
 
-    return jax.lax.scan(lambda x, pair: (f(x, pair), None), x, drawn, unroll=UNROLL)[0]
+    return jax.lax.scan(lambda x, pair: (swap_or_not(x, pair), None), x, drawn, unroll=UNROLL)[0].astype(xp.int32)
 
 
 def mixed_words(words: Any, n: int) -> Any:

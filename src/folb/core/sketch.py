@@ -14,7 +14,7 @@ from __future__ import annotations
 from typing import Any
 
 from folb.core.shuffle import mixed, shuffled
-from folb.core.vector import flat, namespace, over_largest
+from folb.core.vector import flat, in_rows, namespace, over_largest
 from folb.typing import Params
 
 BITS = (1, 2, 4, 8, 32)
@@ -47,9 +47,8 @@ def packed(s: Any, bits: int) -> Any:
 def to_bytes(level: Any, bits: int) -> Any:
     """Whole numbers of so many bits, in as few bytes as hold them."""
     xp, each = namespace(level), 8 // bits
-    padded = xp.concat([level, xp.zeros(-level.shape[0] % each, dtype=xp.uint32)]).reshape(-1, each)
     shift = xp.arange(each, dtype=xp.uint32) * xp.uint32(bits)
-    return xp.sum(padded << shift, axis=1).astype(xp.uint8)
+    return xp.sum(in_rows(level, each) << shift, axis=1).astype(xp.uint8)
 
 
 def from_bytes(codes: Any, bits: int, m: int) -> Any:

@@ -17,18 +17,12 @@ from folb.errors import InputError
 ROUNDING = 4e-7  # of the clock, which has 24 bits
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True)
 class Source:
     """Where a trace is from, only for errors: traces of one shape share one program, wherever they are from."""
 
-    path: str = ""
-    line: int = 0  # of the device with the largest number
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, Source)
-
-    def __hash__(self) -> int:
-        return 0
+    path: str = field(default="", compare=False)
+    line: int = field(default=0, compare=False)  # of the device with the largest number
 
 
 @jax.tree_util.register_dataclass

@@ -64,6 +64,12 @@ def flat(a: Params) -> Any:
     return namespace(parts[0]).concat([part.reshape(-1) for part in parts])
 
 
+def in_rows(row: Any, length: int) -> Any:
+    """The numbers of a row in rows of this length; the last is filled up with 0."""
+    xp = namespace(row)
+    return xp.concat([row, xp.zeros(-row.shape[0] % length, dtype=row.dtype)]).reshape(-1, length)
+
+
 def shaped(row: Any, like: Params) -> Params:
     """The tree whose numbers are in `row`: the inverse of `flat`. `like` has its shapes."""
     parts, first = [], 0
