@@ -107,10 +107,7 @@ def output(path: Path, content: bytes) -> None:
 
 
 def regular(path: Path) -> Path:
-    """`path`, unless it is a pipe, a device or a socket: an OSError. To open a pipe could wait for ever.
-
-    To read a directory fails anyway.
-    """
+    """`path`, or an OSError for a pipe, a device or a socket: opening could take for ever. A directory fails anyway."""
     mode = os.stat(path).st_mode
     if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode)):
         raise OSError(errno.EINVAL, "not a regular file", os.fspath(path))
@@ -190,10 +187,7 @@ def now() -> str:
 
 
 def command() -> str:
-    """The command line, as a user would type it.
-
-    Of another program, only the name: Flower passes a token to the server's process on the command line.
-    """
+    """The command line, as a user would type it; of another program the name, for Flower's has a token in it."""
     program = Path(sys.argv[0])
     own = program.name == "folb" or program.parts[-2:] == ("folb", "__main__.py")
     return shlex.join(["folb", *sys.argv[1:]]) if own else program.name

@@ -1,7 +1,4 @@
-"""Metrics, each a value: how it is computed, for which models, its words in tables and pictures, which way is better.
-
-All metrics of folb are listed here. Users add one of their own: a function, or a `Metric`.
-"""
+"""Metrics, each a value: how it is computed, for which models, its words in tables and pictures, what is better."""
 
 from __future__ import annotations
 
@@ -12,7 +9,7 @@ from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any
 
-from folb.errors import InputError, choose
+from folb.errors import InputError, check, choose
 
 ACCURACY, FAIRNESS = "accuracy", "fairness"
 CLASSES, NUMBERS = "classes", "numbers"
@@ -80,7 +77,6 @@ class Metric:
         return tuple(p.name for p in known if p.default is p.empty and p.name not in dict(self.fixed))
 
     def __call__(self, given: Mapping[str, Any]) -> dict[str, Any]:
-        """Its numbers, by name."""
         value = self.function(**{name: given[name] for name in self.needs}, **dict(self.fixed))
         return dict(value._asdict()) if self.parts else {self.name: value}
 
@@ -178,28 +174,22 @@ def measured(metrics: Iterable[Metric]) -> tuple[str, ...]:
 
 def checked(metrics: object) -> tuple[str, ...]:
     """The names that were asked for, if all are known, or of a user's file, and different."""
-    if isinstance(metrics, str) or not isinstance(metrics, list | tuple):
+    if not isinstance(metrics, list | tuple):
         raise InputError("metrics", metrics, "should be a list of names, such as fairness, f1, auc or top5")
     for name in metrics:
         if not (isinstance(name, str) and (TOP.fullmatch(name) or ".py:" in name)):
             choose("metrics", name, [FAIRNESS, *KNOWN, "top5"])
-    _different(metrics)
+    check("metrics", list(metrics), len(set(metrics)) == len(metrics), "should be different")
     return tuple(metrics)
 
 
 def chosen(metrics: Sequence[str | Metric | Callable[..., Any]]) -> tuple[Metric, ...]:
     """The metrics that were asked for: by name, or a user's own function or `Metric`."""
-    if isinstance(metrics, str) or not isinstance(metrics, list | tuple):
-        checked(metrics)
-    checked([one for one in metrics if not callable(one)])
+    checked([one for one in metrics if not callable(one)] if isinstance(metrics, list | tuple) else metrics)
     wanted = tuple(_own(one) if callable(one) else REGISTRY.get(one) or measure(one) for one in metrics)
-    _different([one.name for one in wanted])
+    names = [one.name for one in wanted]
+    check("metrics", names, len(set(names)) == len(names), "should be different")
     return wanted
-
-
-def _different(names: Sequence[str]) -> None:
-    if len(set(names)) < len(names):
-        raise InputError("metrics", list(names), "should be different")
 
 
 def _own(given: Metric | Callable[..., Any]) -> Metric:
@@ -210,8 +200,7 @@ def _own(given: Metric | Callable[..., Any]) -> Metric:
     if not given.own and (given in REGISTRY.values() or TOP.fullmatch(given.name)):
         return given
     what = f"metrics: {given.name}"
-    if not PLAIN.fullmatch(given.name):
-        raise InputError(what, given.name, "should have a name of at most 40 letters, digits and _")
+    check(what, given.name, PLAIN.fullmatch, "should have a name of at most 40 letters, digits and _")
     if given.name in (*REGISTRY, *OWN, *TAKEN) or TOP.fullmatch(given.name):
         raise InputError(what, given.name, "should have another name: folb has something of this name")
     if not callable(given.compute) or given.parts:

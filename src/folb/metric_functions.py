@@ -1,7 +1,4 @@
-"""Metrics: how good the predictions of a model are. Each is a function of all test samples together.
-
-`y` are the labels, `predicted` are the predictions, and `scores` has a score for each sample and class.
-"""
+"""Metrics: how good the predictions of a model are. Each is a function of all test samples (`folb.measures.GIVEN`)."""
 
 from __future__ import annotations
 
@@ -13,7 +10,6 @@ from jax import Array
 
 
 def accuracy(y: Array, predicted: Array) -> Array:
-    """The share of samples that the model gets right."""
     return jnp.sum(predicted == y) / len(y)
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 
 from folb.atomic import regular
-from folb.errors import InputError
+from folb.errors import InputError, check
 from folb.typing import NDArray
 
 UNPACKED = 1_000_000_000  # bytes that any file may unpack to
@@ -18,8 +18,7 @@ TIMES = 100  # or this many times its own bytes, if that is more: data rarely sh
 def check_room(path: Path, size: int, limit: int | None = None) -> None:
     """Raise an `InputError` if a file unpacks to more bytes than it may: a few megabytes could fill the memory."""
     most = max(UNPACKED, TIMES * path.stat().st_size) if limit is None else limit
-    if size > most:
-        raise InputError(f"{path}: bytes", size, f"should be at most {most} when unpacked")
+    check(f"{path}: bytes", size, size <= most, f"should be at most {most} when unpacked")
 
 
 def arrays(

@@ -20,7 +20,7 @@ from folb.core.part import Part, Slot, setting, up_to
 from folb.core.shuffle import mixed_words, shuffled
 from folb.core.sketch import from_bytes, to_bytes
 from folb.core.vector import flat, in_rows, namespace, over_largest, shaped, size
-from folb.errors import InputError
+from folb.errors import check
 from folb.typing import Params
 
 BLOCK = 256  # numbers with one scale
@@ -148,7 +148,6 @@ class Sparse(Codec):
     keep: float = setting("the share of the numbers that is sent", up_to(1), default=0.1, static=True)
 
     def count(self, d: int) -> int:
-        """How many of d numbers are sent."""
         return max(1, math.ceil(self.keep * d - 1e-9))
 
 
@@ -179,9 +178,8 @@ class RandomK(Sparse):
     called = "random_k"
 
     def shapes(self, d: int) -> dict[str, tuple[tuple[int], str]]:
-        if d >= MOST_PLACES:
-            expected = f"should be another codec: random_k is for models of fewer than {MOST_PLACES} parameters"
-            raise InputError("compress_up", f"random_k, {d} parameters", expected)
+        expected = f"should be another codec: random_k is for models of fewer than {MOST_PLACES} parameters"
+        check("compress_up", f"random_k, {d} parameters", d < MOST_PLACES, expected)
         return {"values": ((self.count(d),), "float32")}
 
     def encode(self, row: Any, words: Any) -> dict[str, Any]:
@@ -231,12 +229,9 @@ def _own(words: Any) -> Any:
 
 
 def _largest(row: Any, k: int) -> Any:
-    """The places of the k numbers that are largest in absolute value, in ascending order; of equals, the first.
-
-    What is not finite is largest, so that it is not left out.
-    """
+    """The places of the k numbers that are largest in absolute value, in ascending order; of equals, the first."""
     xp = namespace(row)
-    length = xp.where(xp.isfinite(row), xp.abs(row), xp.inf)
+    length = xp.where(xp.isfinite(row), xp.abs(row), xp.inf)  # so that what is not finite is not left out
     if isinstance(row, np.ndarray):
         return np.sort(np.argsort(-length, kind="stable")[:k]).astype(np.int32)
     import jax

@@ -1,7 +1,4 @@
-"""The devices at work in rounds that do not wait, and the models that they started from.
-
-The queue is part of a run's state, so a resumed run has it, too.
-"""
+"""The devices at work in rounds that do not wait, and the models that they started from: a part of a run's state."""
 
 from __future__ import annotations
 

@@ -34,7 +34,7 @@ from folb.core.polar import polar, scaled
 from folb.core.rules import Round, Rule, Update
 from folb.core.shuffle import mixed_words
 from folb.core.vector import shaped
-from folb.errors import InputError
+from folb.errors import InputError, check
 from folb.typing import Params
 
 if TYPE_CHECKING:
@@ -74,9 +74,7 @@ class Privacy(Part):
         "adapt privacy.clip to this quantile of the updates' lengths; by default it stays", INSIDE, default=None
     )
     clip_gradient: float | None = setting(
-        "for FOLB: the largest norm of a gradient, or of its sketch; by default 1",
-        more_than(0),
-        default=None,
+        "for FOLB: the largest norm of a gradient, or of its sketch; by default 1", more_than(0), default=None
     )
     replay: bool = setting(
         "in the simulator: false takes draws and noise from the operating system, so that nobody can "
@@ -94,9 +92,8 @@ class Privacy(Part):
         raise NotImplementedError
 
     def share(self, part: str) -> float:
-        if part != "delta":
-            return SHARES[part]
-        return 1.0 - sum(SHARES[other] for other in self.parts if other != "delta")
+        """What a part has of the whole."""
+        return SHARES.get(part, 1.0 - sum(SHARES.get(other, 0.0) for other in self.parts))
 
     def bound(self, part: str, clip: Any) -> Any:
         """The largest norm of what one device adds to a sum."""
@@ -124,10 +121,9 @@ class Distributed(Privacy):
     by_devices = True
 
     def noise_of(self, noise: Noise, part: str, there: Array) -> Params:
-        """The server adds the shares of the slots whose device did not come.
+        """The server adds the shares of the slots whose device did not come: the noise must not show how many came.
 
-        So the noise is the same however many came. Otherwise its length would show how many, and amplification by
-        sampling holds only while nobody knows that number.
+        Amplification by sampling holds only while nobody knows that number.
         """
         slots = len(there)
         # whole numbers are subtracted: 1 - K (1/K), as XLA computes 1 - K/K, may be less than 0
@@ -146,13 +142,10 @@ PRIVACIES = Slot(
 
 
 class Noise(NamedTuple):
-    """Standard normal numbers for each part: the server's, and those of each slot's device, stacked.
-
-    `devices` is None if the server adds all noise, or if replies came with their devices' noise.
-    """
+    """Standard normal numbers for each part: the server's, and those of each slot's device, stacked."""
 
     server: dict[str, Any]
-    devices: dict[str, Any] | None = None
+    devices: dict[str, Any] | None = None  # None: the server adds all noise, or replies came with their devices'
 
 
 class Released(NamedTuple):
@@ -252,10 +245,8 @@ def draw_words(algorithm: Algorithm, seed: Any, t: Any) -> tuple[Any, Any]:
     """The two words that the draws and the noise of round t follow from: the seed and t, or else words of the key."""
     if algorithm.privacy is None or algorithm.privacy.replay:
         return seed, t
-    if algorithm.privacy.key is None:
-        raise InputError(
-            "privacy.replay", False, "should be True here, where no run has a key from the operating system"
-        )
+    expected = "should be True here, where no run has a key from the operating system"
+    check("privacy.replay", False, algorithm.privacy.key is not None, expected)
     first, second = algorithm.privacy.key
     own = randomness.words(first, second, t, 2)
     return own[0], own[1]
@@ -364,7 +355,7 @@ def _clipped(private: Privacy, part: str, round: Round) -> Params:
     stack = round.delta if part == "delta" else round.grad
     own = polar(stack, there)
     if _came_noisy(private, round):  # shortened to what a clipped update with noise can have
-        d = sum(leaf[0].size for leaf in jax.tree.leaves(stack))
+        d = tree.size(stack) // len(there)
         spread = private.deviation(part, private.clip) / math.sqrt(len(round.times))
         most = most + spread * (math.sqrt(d) + SURE)
     length = jnp.where(there & jnp.isfinite(own.norm), jnp.minimum(own.norm, most), 0.0)
@@ -377,12 +368,9 @@ def _noisy(private: Privacy, part: str, total: Params, round: Round) -> Params:
 
 
 def _weights(rule: Rule, private: Privacy, grad: Params, g: Params, gamma: Array | None) -> Array:
-    """FOLB's weight of each device, from -1 to 1: its importance, divided by the squared length of the mean gradient.
-
-    `g` is the released gradient. Its squared length contains that of its noise, which is known and subtracted.
-    """
-    d = sum(leaf.size for leaf in jax.tree.leaves(g))
-    added = d * (private.deviation("gradient", private.clip) / private.K) ** 2
+    """FOLB's weight of each device, from -1 to 1: its importance over the squared length of `g`, which is released."""
+    d = tree.size(g)
+    added = d * (private.deviation("gradient", private.clip) / private.K) ** 2  # the length of the noise in `g`
     square = jnp.maximum(tree.dot(g, g) - added, added * math.sqrt(2 / d))
     gamma = None if gamma is None else jnp.clip(jnp.nan_to_num(gamma), 0.0, 1.0)
     importance = rule.importance(tree.dots(grad, g), gamma, square)

@@ -3,8 +3,6 @@
 One call of a block cipher, Threefry with the key (seed, round), serves any number of devices at once; chains of derived
 keys would take several times as long to compile. Anyone who knows the seed can replay any round of any device, in the
 simulator or on the device itself.
-
-Devices are drawn from chances by such words: a multiset with replacement, or a set without.
 """
 
 from __future__ import annotations
@@ -66,10 +64,7 @@ def proportional(importance: Array) -> Array:
 
 
 def draw(u: Array, P: Array, K: int, replacement: bool) -> Multiset:
-    """K devices from the distribution P [N]: independently, or one after another without replacement.
-
-    `u` are random numbers between 0 and 1: K of them, or N without replacement.
-    """
+    """K devices from the distribution P [N], by K numbers `u` between 0 and 1, or N of them without replacement."""
     return multiset(chosen(u, P, K, replacement))
 
 
@@ -120,7 +115,6 @@ def another_by_samples(word: Array, others: Array, start: Array, size: Array) ->
 
 
 def multiset(devices: Array) -> Multiset:
-    """Devices as slots."""
     device = jnp.sort(devices.astype(jnp.int32))
     fresh = jnp.concatenate([jnp.array([True]), device[1:] != device[:-1]])
     times = jnp.where(fresh, jnp.sum(device[:, None] == device[None, :], axis=1), 0)

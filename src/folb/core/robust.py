@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -51,6 +51,8 @@ class Robust(Part):
     """A centre in place of a rule's mean. One of your own is a class of this base with `centre`."""
 
     needed = ("centre",)
+    of_false: ClassVar[int] = 2  # it holds against f false vectors if there are so many times f,
+    besides: ClassVar[int] = 1  # and so many more
     liars: float = setting("the share of devices that may lie", below(0.5), default=0.2)
     bucket: int = setting(
         "replies are first averaged in random groups of this size", whole(1, 10**4, number=True), default=1
@@ -62,7 +64,7 @@ class Robust(Part):
 
     def needs(self, f: Any) -> Any:
         """How many vectors it needs to hold against f false ones."""
-        return 2 * f + 1
+        return self.of_false * f + self.besides
 
     @property
     def even(self) -> bool:
@@ -98,8 +100,7 @@ class TrimmedMean(Robust):
 class Krum(Robust):
     """Krum (Blanchard et al., 2017): the vector with the smallest sum of squared distances to its n - f - 2 nearest."""
 
-    def needs(self, f: Any) -> Any:
-        return 2 * f + 3
+    besides = 3
 
     def centre(self, given: Vectors) -> Update:
         return _nearest(given, jnp.int32(1))
@@ -109,9 +110,7 @@ class MultiKrum(Robust):
     """Multi-Krum (Blanchard et al., 2017): the mean of the n - f vectors that Krum likes best."""
 
     called = "multi_krum"
-
-    def needs(self, f: Any) -> Any:
-        return 2 * f + 3
+    besides = 3
 
     def centre(self, given: Vectors) -> Update:
         return _nearest(given, jnp.maximum(given.n - given.liars, 1))
@@ -158,16 +157,14 @@ class CentredClipping(Robust):
 class NormBound(Robust):
     """The mean of vectors clipped to their median norm (Sun et al., 2019)."""
 
+    of_false = 0  # it bounds liars, and never leaves them out
+
     called = "norm_bound"
 
     @property
     def even(self) -> bool:
         """The last bucket may have fewer replies than the others, which then weigh more."""
         return bool(self.bucket == 1)
-
-    def needs(self, f: Any) -> Any:
-        """It bounds liars, and never leaves them out."""
-        return 1
 
     def centre(self, given: Vectors) -> Update:
         return _norm_bound(given)
@@ -176,15 +173,12 @@ class NormBound(Robust):
 class FLTrust(Robust):
     """FLTrust (Cao et al., 2021): vectors as long as the server's own update, weighed by their cosine with it."""
 
+    of_false = 0  # the server trusts its own update
     root: int = setting("training samples that the server has, too", whole(1, 10**6), default=100)
 
     @property
     def own_samples(self) -> int:
         return self.root
-
-    def needs(self, f: Any) -> Any:
-        """The server trusts its own update."""
-        return 1
 
     def centre(self, given: Vectors) -> Update:
         """Vectors that point away from the server's count for nothing."""
@@ -304,10 +298,7 @@ def recentred(made: Update, how: Robust, round: Round) -> Update:
 
 
 def _buckets(round: Round, counted: Array, size: Any) -> tuple[Array, Array]:
-    """Bucketing (Karimireddy et al., 2022): the part of each reply in each bucket, a mean of `size` random replies.
-
-    The second result says which buckets exist. With size 1 each reply is alone.
-    """
+    """Bucketing (Karimireddy et al., 2022): each reply's part in each mean of `size` random ones; which exist."""
     key = jnp.zeros(2, jnp.uint32) if round.key is None else round.key
     chances = randomness.uniform(randomness.words(key[0], key[1], jnp.arange(len(counted)), 1))[:, 0]
     place = jnp.argsort(jnp.argsort(jnp.where(counted, chances, 2.0)))

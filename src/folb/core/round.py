@@ -1,7 +1,4 @@
-"""The parts of a round that both carriers share: its draw, the effort, its close, and the bytes of its messages.
-
-All randomness is a pure function of (seed, round, device), so any round can be replayed alone.
-"""
+"""The parts of a round that both carriers share: its draw, the effort, its close, and the bytes of its messages."""
 
 from __future__ import annotations
 
@@ -193,10 +190,7 @@ def sets(draw: Draw, selection: Selection, seed: Array | int, t: Array | int) ->
 
 
 def shifts(algorithm: Algorithm, state: State, own: Any, steps: Any, N: Any) -> Params | None:
-    """The linear term that each device is sent, stacked like `own`; None if nothing is sent.
-
-    `steps` are the local steps of each device, and N is the number of devices.
-    """
+    """The linear term that each device is sent, stacked like `own`, by its local `steps`; None if nothing is sent."""
     memory = algorithm.memory
     if memory is None or not memory.shifts:
         return None
@@ -261,7 +255,7 @@ def managed(
     more, system = asked_for(system), given_work(system, solver.epochs)
     if not more:
         return batches, jax.vmap(system)(home, draws, cost)
-    exchange = Exchange() if exchange is None else exchange
+    exchange = exchange or Exchange()
     each = {name: jnp.broadcast_to(jnp.float32(getattr(exchange, name)), who.shape) for name in ("down", "up")}
     # the first two of four words are those of `home`
     kept = randomness.uniform(randomness.words(seed, randomness.HOME, who, 4)[:, 2:])
@@ -274,8 +268,7 @@ def managed(
 def first_replies(drawn: Multiset, effort: Effort, wanted: int, ties: Array) -> tuple[Effort, Array]:
     """Over-selection: the round ends with the first `wanted` usable replies, each counted as often as it was drawn.
 
-    Later replies are lost. Replies that come at the same moment are in the order of `ties`. The second result is the
-    moment of the last reply that counts; if fewer than `wanted` come, there is none.
+    Later replies are lost; `ties` orders those of one moment. The second result is the round's end, or infinity.
     """
     usable = (drawn.times > 0) & ~effort.lost
     order = jnp.lexsort((ties, jnp.where(usable, effort.seconds, jnp.inf)))
@@ -287,11 +280,7 @@ def first_replies(drawn: Multiset, effort: Effort, wanted: int, ties: Array) -> 
 
 
 def update_of(algorithm: Algorithm, round: Round) -> Update:
-    """What the rule makes of a round: guarded first, then robust.
-
-    A reply that these reject or shorten must not change the model in another way: by the server step, a memory or the
-    step size. So these see the round `shortened`.
-    """
+    """What the rule makes of a round: guarded first, then robust."""
     if algorithm.guard is not None:
         made = algorithm.guard.update(algorithm.rule, round)
     else:

@@ -2,9 +2,7 @@
 
 Sorting random keys is the most expensive step of a compiled round on a CPU, and each device would need room for the
 order of the largest device's samples. Here the sample at position j of a shuffled pass is a keyed bijection of j, so
-any batch of any pass takes a few integer operations.
-
-The same function works on jax arrays in the simulator and on NumPy arrays on a real device, which may not have jax.
+any batch of any pass takes a few integer operations, on jax arrays or, on a real device, NumPy's.
 """
 
 from __future__ import annotations

@@ -3,10 +3,8 @@
 The coordinates are shuffled, each gets a random sign, and equal parts of them are added up: s = R g, with one +1 or -1
 in each column of R. So <R a, R b> is <a, b> on average, with a standard deviation of about
 sqrt((||a||^2 ||b||^2 + <a, b>^2) / m) for m numbers. R is a function of two random words that the server and all
-devices of a round share. It takes one pass over the vector, and the same function runs in jax and in NumPy.
-
-With fewer than 32 bits a number is rounded to 2^bits levels; with one bit only its sign is kept. `scale` is then the
-largest number, or the size that keeps the norm.
+devices of a round share. With fewer than 32 bits a number is rounded to 2^bits levels, and `scale` is the largest; with
+one bit only its sign is kept, and `scale` keeps the norm.
 """
 
 from __future__ import annotations

@@ -12,7 +12,7 @@ import numpy as np
 from jax import Array
 
 from folb.core.system import Effort, Link, exchanged
-from folb.errors import InputError
+from folb.errors import check
 
 ROUNDING = 4e-7  # of the clock, which has 24 bits
 
@@ -54,10 +54,7 @@ class Trace:
         device: Array,
         asked: Any = None,
     ) -> Effort:
-        """As in `network`, with the numbers of the device's line at this moment.
-
-        If the device goes offline before its reply has come, the reply is lost, and the server knows it then.
-        """
+        """As in `network`, by the device's line at this moment. A reply after it goes offline is lost."""
         line, online = self._line(device, now)
         link = Link(*(jnp.asarray(numbers)[line] for numbers in self.link))
         effort = exchanged(link, draws, cost, down, up, self.round, asked)
@@ -78,11 +75,9 @@ class Trace:
     def check(self, N: int) -> None:
         """Raise an `InputError` unless these are the devices of a federation of N."""
         count = len(self.first) - 1
-        if count > N:
-            where = f"{self.source.path}, line {self.source.line}: device"
-            raise InputError(where, count - 1, f"should be at most {N - 1}: the federation has {N} devices")
-        if count < N:
-            raise InputError(f"{self.source.path}: device", count, f"has no line; devices are 0 to {N - 1}")
+        where = f"{self.source.path}, line {self.source.line}: device"
+        check(where, count - 1, count <= N, f"should be at most {N - 1}: the federation has {N} devices")
+        check(f"{self.source.path}: device", count, count == N, f"has no line; devices are 0 to {N - 1}")
 
     @property
     def digest(self) -> str:

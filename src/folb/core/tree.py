@@ -11,7 +11,7 @@ from jax.tree_util import Partial
 
 from folb.core.part import register_with
 from folb.core.vector import size as size
-from folb.errors import InputError
+from folb.errors import InputError, check
 from folb.typing import Params
 
 register_with(jax.tree_util.register_dataclass)
@@ -100,5 +100,4 @@ def check_like(field: str, made: Params, wanted: Params) -> None:
         return f"{known.dtype}{list(known.shape)}"
 
     kinds, expected = (jax.tree.map(kind, tree) for tree in (made, wanted))
-    if kinds != expected:
-        raise InputError(field, kinds, f"should be {expected}")
+    check(field, kinds, kinds == expected, f"should be {expected}")

@@ -17,7 +17,7 @@ from typing import Any
 
 from folb.core.sketch import BITS, MOST, packed, sketched
 from folb.core.vector import each, namespace, norm
-from folb.errors import InputError, check_whole, choose
+from folb.errors import InputError, check, check_whole, choose
 from folb.typing import Params
 
 LARGEST = 1e15  # norm of an upload: the product of two larger ones overflows 32 bits
@@ -81,8 +81,7 @@ def _sketch(grad: Params, key: Any, *, m: int, bits: int) -> Any:
 def sketch(m: int = 256, bits: int = 32) -> Upload:
     """A sketch of the gradient: m numbers of so many bits."""
     check_whole("sketch", m, 1, MOST)
-    if bits not in BITS:
-        raise InputError("bits", bits, f"should be one of {', '.join(map(str, BITS))}")
+    check("bits", bits, bits in BITS, f"should be one of {', '.join(map(str, BITS))}")
     return Upload("sketch", _sketch, sizes=(("m", int(m)), ("bits", int(bits))))
 
 

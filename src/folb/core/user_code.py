@@ -1,7 +1,4 @@
-"""The code of the parts that a user wrote.
-
-On Flower no whole run is compiled: only this code shows that a rule was edited.
-"""
+"""The code of the parts that a user wrote: on Flower, where no run is compiled, it shows that a rule was edited."""
 
 from __future__ import annotations
 

@@ -1,7 +1,6 @@
-"""Parameter trees as vectors, whether their arrays are jax's or NumPy's.
+"""Parameter trees as vectors, whether trees of jax arrays, as in the simulator, or dicts of NumPy's, as on a device.
 
-The simulator has trees of jax arrays; a real device has a dict of NumPy arrays. A local step or an upload that is
-written with these functions runs on both, and the device does not need jax.
+A local step or an upload that is written with these functions runs on both, and the device does not need jax.
 """
 
 from __future__ import annotations
