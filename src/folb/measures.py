@@ -33,19 +33,17 @@ TAKEN = (  # names that records, tables and exports have for something else
 class Metric:
     """A figure of the model on all test samples, computed by jax within the program of the run.
 
-    `compute` takes some of these arguments, by name: y, predicted, scores, classes, own (`folb.measures.GIVEN` says
-    what they are). It returns one number. `words` are for pictures, `short` is the heading of a column. `unit="%"` is
-    for a share from 0 to 1, which is shown in per cent. `lower`: lower is better. `task` is "classes" or "numbers" if
-    the metric is for such models only.
+    `compute` returns one number, from some of these arguments, by name: y, predicted, scores, classes, own
+    (`folb.measures.GIVEN` says what they are).
     """
 
     name: str
     compute: Callable[..., Any] | str  # the name of a function of folb.metric_functions: that module needs jax
-    words: str = ""
-    short: str = ""
-    unit: str = ""
-    lower: bool = False
-    task: str = ""
+    words: str = ""  # for pictures
+    short: str = ""  # the heading of a column
+    unit: str = ""  # "%": a share from 0 to 1, which is shown in per cent
+    lower: bool = False  # lower is better
+    task: str = ""  # "classes" or "numbers", if it is for such models only
     factor: float = 1.0  # for people: values are shown times this
     says: str = ""  # for `folb list parts`
     parts: tuple[str, ...] = ()  # if it has several numbers, their names
@@ -131,11 +129,6 @@ def top(k: int) -> Metric:
 def listed() -> dict[str, str]:
     """What users may ask for besides the accuracy, and what it is."""
     return {one.name: one.says for one in (*_ALL[1:4], top(5), *_ALL[4:])}
-
-
-def of_task(task: str) -> list[str]:
-    """The metrics of folb for models that tell classes apart, or predict numbers, without the accuracy."""
-    return [name for name, one in KNOWN.items() if one.task == task and name != ACCURACY]
 
 
 def is_regression(judged_by: str) -> bool:

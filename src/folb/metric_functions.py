@@ -33,7 +33,6 @@ def top(y: Array, scores: Array, k: int) -> Array:
 def auc(y: Array, scores: Array) -> Array:
     """The area under the ROC curve; with more than two classes, the mean over the classes of one against the rest.
 
-    For one class it is the chance that a sample of it scores higher than one of another class; equal scores count half.
     Several classes are compared by their softmax. Classes without samples, or with all of them, are left out.
     """
     if scores.shape[1] == 2:
@@ -46,7 +45,7 @@ def auc(y: Array, scores: Array) -> Array:
 
 
 def _area(positive: Array, score: Array) -> Array:
-    """For the samples of one class: the mean share of the others that score lower; NaN if any score is not finite."""
+    """The mean share of the others that score lower, of which equal scores count half; NaN if any is not finite."""
     n = len(score)
     ordered, positive = jax.lax.sort((score, positive), num_keys=1)
     others = jnp.concatenate([jnp.zeros(1, jnp.int32), jnp.cumsum(~positive, dtype=jnp.int32)])

@@ -3,10 +3,8 @@
 The accountant is that of the package dp-accounting (Renyi differential privacy). A round is a Gaussian mechanism on
 devices that were drawn by chance. Neighbouring federations differ in one device, and both have N devices:
 
-- poisson: each device joins with the chance K/N. In the neighbour, one device adds 0. The sum differs by at most the
-  clip.
-- fixed: K of N devices, without replacement. In the neighbour, one device has other data. The sum differs by at most
-  two clips.
+- poisson: each device joins with the chance K/N. In the neighbour, one device adds 0: sums differ by at most the clip.
+- fixed: K of N, without replacement. In the neighbour, one device has other data: sums differ by at most two clips.
 """
 
 from __future__ import annotations

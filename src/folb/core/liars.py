@@ -177,10 +177,7 @@ def _updates(attack: Lies, round: Round, honest: Array) -> Params:
 
 
 def _farthest(attack: Lies, away: Params, spread: Params, honest: Array) -> Array:
-    """The largest g for which the mean - g spread is no farther from the honest updates than they are from each other.
-
-    Min-max compares the largest distances, min-sum the sums of squared distances.
-    """
+    """The largest g for which the mean - g spread is no farther from honest updates than they are from each other."""
     products = tree.products(away)
     square = jnp.diag(products)
     among = honest[:, None] & honest
@@ -191,6 +188,7 @@ def _farthest(attack: Lies, away: Params, spread: Params, honest: Array) -> Arra
         """The larger g with a g^2 + 2 b g + c = most."""
         return fraction(jnp.sqrt(jnp.maximum(b * b - a * (c - most), 0.0)) - b, a)
 
+    # min-max compares the largest distances, min-sum the sums of squared distances
     largest = jnp.min(jnp.where(honest, root(b, square, jnp.max(apart)), jnp.inf))
     mean_square = fraction(jnp.sum(jnp.where(honest, square, 0.0)), n)
     by_sums = root(jnp.zeros_like(a), mean_square, fraction(jnp.max(jnp.sum(apart, axis=1)), n))

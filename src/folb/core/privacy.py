@@ -11,8 +11,7 @@ Each part that the server adds up has a bound on what one device can add, and no
 `noise` is the standard deviation of the noise in bounds of the whole. A part has a share of the whole, and noise of
 standard deviation noise bound / sqrt(share). The shares add up to 1, so all parts together are one Gaussian mechanism
 with `noise`, though a later part (FOLB's weights) may depend on an earlier one (the released gradient). Sums are
-divided by K, the expected number of devices, and never by how many came. Everything after that sees only the
-released sums: the server step, the step size and the average are given a round without replies (`Released.round`).
+divided by K, the expected number of devices, and never by how many came. What follows sees no more than the sums.
 """
 
 from __future__ import annotations

@@ -78,10 +78,7 @@ def chosen(u: Array, P: Array, K: int, replacement: bool) -> Array:
 
 
 def draw_uniform(words: Array, N: int, K: int, replacement: bool) -> Multiset:
-    """K of N devices with equal chances, at a cost that does not grow with N.
-
-    `words` are random: K of them or, without replacement, two: the key of a permutation whose first K are taken.
-    """
+    """K of N devices with equal chances, by K words or, without replacement, two: the key of a permutation."""
     if replacement:
         return multiset(below(N, words))
     return multiset(shuffled(words, 0, jnp.arange(K), N))
@@ -93,10 +90,7 @@ def draw_by_samples(words: Array, start: Array, samples: Array | int) -> Multise
 
 
 def another_uniform(word: Array, others: Array, N: int) -> Array:
-    """One of N devices with equal chances, not among `others`, at a cost that does not grow with N.
-
-    The others are distinct; a number of N or more stands for no device.
-    """
+    """One of N devices with equal chances, not among the distinct `others`, of which N or more stands for none."""
     place = below(N - jnp.sum(others < N), word)  # among the devices that are left
     before = jnp.sort(others) - jnp.arange(len(others))  # how many of these precede each of the others
     return (place + jnp.sum(before <= place)).astype(jnp.int32)

@@ -54,8 +54,8 @@ def begin(algorithm: Algorithm, params: Params) -> tuple[State, Any]:
     residual = zeros(params) if codecs.down is not None and codecs.feedback else ()
     average, plan = algorithm.average.init(params), algorithm.asynchrony
     queue = () if plan is None else empty_queue(plan.concurrency, params)
-    state = State(params, algorithm.server.init(params), shared, average, size, residual=residual, queue=queue)
-    return state._replace(clip=privacy.first_clip(algorithm)), own
+    memory, clip = algorithm.server.init(params), privacy.first_clip(algorithm)
+    return State(params, memory, shared, average, size, residual=residual, queue=queue, clip=clip), own
 
 
 def over_rounds(algorithm: Algorithm, rounds: int) -> Algorithm:
@@ -102,15 +102,11 @@ def model_sent(algorithm: Algorithm, state: State, key: Any = None) -> Params:
 
 
 class Closed(NamedTuple):
-    """A round after its close: the state it led to, its update, and the memory of its devices, stacked.
-
-    `weights` is what each reply weighs in the server's step. If that step is no multiple of the update (its gain is not
-    known), it is what the reply weighs in the update.
-    """
+    """A round after its close: the state it led to, its update, and the memory of its devices, stacked."""
 
     state: State
     update: Update
-    weights: Array
+    weights: Array  # of the replies in the server's step or, if its gain is not known, in the update
     updated: Array  # whether the model changed: some reply was usable, and some weight not zero
     own: Any
 
@@ -123,7 +119,7 @@ def close(algorithm: Algorithm, state: State, round: Round) -> Closed:
     remembers = algorithm.memory
     start = model_sent(algorithm, state, round.key) if round.start is None else round.start
     round = round._replace(shared=state.shared, start=start)
-    if remembers is not None and remembers.shifts and algorithm.sees_gradients:
+    if algorithm.sees_gradients:
         round = round._replace(shift=shifts(algorithm, state, round.own, round.steps, round.N))
     if algorithm.attack is not None:
         round = with_lies(algorithm.attack, round)
@@ -289,7 +285,10 @@ def update_of(algorithm: Algorithm, round: Round) -> Update:
 
 
 def shortened(algorithm: Algorithm, round: Round) -> Round:
-    """The round as the server step, the memories and the step size see it: long replies cut, rejected ones left out."""
+    """The round as the server step, the memories and the step size see it: long replies cut, rejected ones left out.
+
+    What the guard or the robust centre rejects or shortens must not change the model in another way.
+    """
     if algorithm.guard is not None:
         round = algorithm.guard.bounded(round)
     return round if algorithm.robust is None else robust.bounded(round)

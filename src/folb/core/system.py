@@ -3,13 +3,9 @@
 A system model is a function (home, draws, cost) -> Effort for one device in one round. `home` and `draws` are two
 random numbers each, between 0 and 1. `home` depends on (seed, device) and is for a device's lasting properties, such as
 its speed; `draws` depends on (seed, round, device). Neither depends on the algorithm, so every algorithm meets the same
-devices. `cost` is the number of mini-batch steps in one unit of work.
-
-An argument `asked=None` has the units of work that an algorithm asks for (`local.epochs`), if it asks for some.
-
-The function may have further arguments, by name (KNOWN): the bytes of the device's messages, the clock, its number. A
-model that asks for bytes is also asked about exchanges without work: a survey, and the gradients of S_2. `cost` is then
-0.
+devices. `cost` is the number of mini-batch steps in one unit of work. An argument `asked=None` has the units of work
+that an algorithm asks for (`local.epochs`), if it asks for some. Other arguments are in KNOWN. A model that asks for
+bytes is also asked about exchanges without work, of cost 0: a survey, and the gradients of S_2.
 """
 
 from __future__ import annotations

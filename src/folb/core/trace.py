@@ -28,17 +28,14 @@ class Source:
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class Trace:
-    """The lines of a trace, sorted by device and time. A device is online from `begin` to `end` of each of its lines.
-
-    Lines that touch are one stay, which ends at `leaves`. Times repeat after `period` seconds; it may be infinite.
-    """
+    """The lines of a trace, by device and time. A device is online from `begin` to `end` of each of its lines."""
 
     first: Any  # [N + 1] device k has the lines first[k] to first[k + 1] - 1
     begin: Any  # [lines]
     end: Any
-    leaves: Any
+    leaves: Any  # the end of a stay: of lines that touch
     link: Link
-    period: Any
+    period: Any  # seconds after which times repeat; may be infinite
     round: dict[str, Any]  # the numbers of `exchanged`
     halvings: int = field(metadata={"static": True})  # that find one line among those of a device
     source: Source = field(default_factory=Source, metadata={"static": True})
@@ -91,10 +88,7 @@ class Trace:
         return jnp.where(jnp.isfinite(self.period), jnp.mod(now, self.period), now)
 
     def _phase(self, now: Array) -> Array:
-        """The time within the period, plus a little more than its rounding error.
-
-        A round often ends, or begins, just when a device leaves or comes: that moment counts as past.
-        """
+        """The time within the period. A moment at which a device leaves or comes counts as past, for all rounding."""
         return self._within(now * (1 + ROUNDING))
 
     def _line(self, device: Array, now: Array) -> tuple[Array, Array]:

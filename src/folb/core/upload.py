@@ -3,8 +3,7 @@
 The function's arguments name what it needs (KNOWN), and only that is computed. Its keyword-only arguments are numbers,
 which can be swept, or whole numbers that fix the shape. It returns a number, an array, a dict of arrays, or a tree of
 the model's shape, in float32 or, if it was packed, in bytes (uint8). A function that is written with `folb.core.vector`
-runs both in the simulator and on a real device. The size in bytes follows from the result. The server checks the
-shapes, and that every number is between `least` and `most`.
+runs both in the simulator and on a real device. The server checks the shapes, and that numbers are in their bounds.
 """
 
 from __future__ import annotations
@@ -58,10 +57,7 @@ class Upload:
 
 
 def inexactness(delta: Params, grad: Params, after: Params, mu: Any) -> Any:
-    """gamma_k = ||grad h_k(w_k, w^t)|| / ||grad h_k(w^t, w^t)|| of Assumption 4 and Sec. V.
-
-    At a stationary point (0/0) the device has nothing to improve: gamma_k = 0.
-    """
+    """gamma_k = ||grad h_k(w_k, w^t)|| / ||grad h_k(w^t, w^t)|| of Assumption 4 and Sec. V; 0 at a stationary point."""
     before = norm(grad)
     left = norm(each(lambda g, d: g + mu * d, after, delta))
     xp = namespace(before)

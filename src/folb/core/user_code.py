@@ -26,10 +26,7 @@ CONSTANTS = (bool, int, float, complex, str, bytes, type(None), np.generic)
 
 
 def user_code(parts: Any) -> str:
-    """The code of all functions in `parts` that are not folb's; empty if there are none. Comments do not count.
-
-    What a function uses of its own files counts, too: other functions, constants, and the values that it was made with.
-    """
+    """The code of all functions in `parts` that are not folb's, and what they use of their files, without comments."""
     return "\n".join(_pieces(parts, own=False, seen={}))
 
 
@@ -42,9 +39,9 @@ def _pieces(part: Any, own: bool, seen: dict[tuple[int, bool], Any]) -> Iterator
     if (id(part), own) in seen:  # a function that calls itself, for instance
         return
     seen[id(part), own] = part  # kept, so that no other part gets its id
-    if isinstance(part, np.ndarray | jax.Array):
+    if isinstance(part, np.ndarray | jax.Array | set | frozenset):
         if own:
-            yield _digest(part)
+            yield str(sorted(map(repr, part))) if isinstance(part, set | frozenset) else _digest(part)
     elif isinstance(part, partial):
         yield from _all((part.func, part.args, part.keywords), own, seen)
     elif isinstance(part, SimpleNamespace):
@@ -54,9 +51,6 @@ def _pieces(part: Any, own: bool, seen: dict[tuple[int, bool], Any]) -> Iterator
         yield from _all((*kind, *part), own, seen)
     elif isinstance(part, Mapping):
         yield from _all((*part.keys(), *part.values()), own, seen)
-    elif isinstance(part, set | frozenset):
-        if own:
-            yield str(sorted(map(repr, part)))
     elif isinstance(part, MethodType):
         yield from _all((part.__func__, part.__self__), own, seen)
     elif isinstance(part, type):
@@ -126,10 +120,8 @@ def _is_library(thing: Any) -> bool:
 def _held(function: FunctionType) -> Iterator[Any]:
     """The values that a function took with it from the function that made it, and its arguments' defaults."""
     for cell in function.__closure__ or ():
-        try:
+        with contextlib.suppress(ValueError):  # not set yet
             yield cell.cell_contents
-        except ValueError:  # not set yet
-            continue
     yield from function.__defaults__ or ()
     yield from (function.__kwdefaults__ or {}).values()
 

@@ -43,11 +43,9 @@ def scaled(a: Params, factor: Any) -> Params:
 
 
 def over_largest(a: Any, largest: Any) -> Any:
-    """a / largest, from -1 to 1, where `largest` is the largest absolute value; 0 if that is 0.
-
-    XLA multiplies by 1 / largest, which counts as 0 if `largest` is above 2^126: so both are made smaller first.
-    """
+    """a / largest, from -1 to 1, where `largest` is the largest absolute value; 0 if that is 0."""
     xp = namespace(largest)
+    # XLA multiplies by 1 / largest, which counts as 0 if `largest` is above 2^126: so both are made smaller first
     shrink = xp.where(largest > 1, xp.float32(2**-8), xp.float32(1))
     return a * shrink / (xp.where(largest > 0, largest, xp.float32(1)) * shrink)
 
