@@ -154,24 +154,19 @@ def with_false_gradients(attack: Lies, round: Round) -> Round:
 def _updates(attack: Lies, round: Round, honest: Array) -> Params:
     """What each slot would send if it lied."""
     together = _even(honest, round.delta)
-    away = jax.tree.map(lambda leaf, m: leaf - m, round.delta, together)
+    away = tree.sub(round.delta, together)
     spread = jax.tree.map(jnp.sqrt, _even(honest, jax.tree.map(jnp.square, away)))
     norms = tree.norms(round.delta)
     assert round.key is not None
     key = jax.random.wrap_key_data(round.key)
     noise = jax.tree.map(lambda leaf: jax.random.normal(key, leaf.shape), round.delta)
     loud = attack.noise * norms / jnp.sqrt(jnp.float32(tree.size(together)))
-    step = -_farthest(attack, away, spread, honest)
-
-    def lie(own: Params, noise: Params, loud: Array) -> Params:
-        far = jax.tree.map(lambda m, s: m + step * s, together, spread)
-        near = jax.tree.map(
-            lambda a, m, s, r: attack.own * a + attack.mean * m + attack.spread * s + loud * r,
-            *(own, together, spread, noise),
-        )
-        return tree.where(attack.reach > 0, far, near)
-
-    lies = jax.vmap(lie)(round.delta, noise, loud)
+    far = tree.add(together, spread, -_farthest(attack, away, spread, honest))
+    near = jax.tree.map(
+        lambda a, m, s, r: attack.own * a + attack.mean * m + attack.spread * s + tree.over(loud, r) * r,
+        *(round.delta, together, spread, noise),
+    )
+    lies = tree.where(attack.reach > 0, far, near)
     wanted = attack.length * median(norms, honest)
     return scaled(lies, jnp.where(attack.length > 0, fraction(wanted, tree.norms(lies)), 1.0))
 
@@ -200,11 +195,8 @@ def _gradients(attack: Lies, stack: Params, honest: Array) -> Params:
     """A factor times each own gradient, or times the honest mean gradient of their norm."""
     together = _even(honest, stack)
     length = fraction(tree.norms(stack), tree.norm(together))
-
-    def lie(own: Params, length: Array) -> Params:
-        return jax.tree.map(lambda a, m: attack.gradient * jnp.where(attack.shared > 0, length * m, a), own, together)
-
-    return jax.vmap(lie)(stack, length)
+    shared = jax.tree.map(lambda a, m: jnp.where(attack.shared > 0, tree.over(length, a) * m, a), stack, together)
+    return jax.tree.map(lambda leaf: attack.gradient * leaf, shared)
 
 
 def _vouching(round: Round, moved: Params, together: Params) -> Params:
