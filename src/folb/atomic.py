@@ -1,7 +1,4 @@
-"""Write files whole or not at all, read only regular ones, and claim a directory for one process.
-
-Neither a crash nor a full disk leaves half a file.
-"""
+"""Write files whole or not at all, read only regular ones, and claim a directory for one process."""
 
 from __future__ import annotations
 
@@ -17,7 +14,7 @@ import stat
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -33,45 +30,40 @@ def replace(path: Path, content: bytes) -> None:
 
 @contextlib.contextmanager
 def filled(path: Path) -> Iterator[int]:
-    """The handle of a file to fill. It gets the name `path` once it is flushed; after an error it is removed.
-
-    The temporary name is always the same: the next process overwrites what a killed one left.
-    """
-    part = path.with_name(f".{path.name}.part")
-    try:
+    """The handle of a file to fill. It gets the name `path` once it is flushed; after an error it is removed."""
+    with _renamed(path, os.unlink) as part:
         handle = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o666)
         try:
             yield handle
             os.fsync(handle)
         finally:
             os.close(handle)
-        os.replace(part, path)
-    except BaseException:
-        with contextlib.suppress(OSError):
-            os.unlink(part)
-        raise
-    _flush_directory(path.parent)
 
 
 @contextlib.contextmanager
 def whole(path: Path) -> Iterator[Path]:
     """A directory to fill. It gets the name `path` when all its files are flushed; after an error it is removed."""
-    part = path.with_name(f".{path.name}.part")
-    shutil.rmtree(part, ignore_errors=True)
-    directory(part)
-    try:
+    with _renamed(path, shutil.rmtree) as part:
+        shutil.rmtree(part, ignore_errors=True)
+        directory(part)
         yield part
         for folder, _, names in os.walk(part):
             for name in names:
-                handle = os.open(os.path.join(folder, name), os.O_RDONLY)
-                try:
-                    os.fsync(handle)
-                finally:
-                    os.close(handle)
+                with open(os.path.join(folder, name), "rb") as file:
+                    os.fsync(file.fileno())
             _flush_directory(Path(folder))
-        os.rename(part, path)
+
+
+@contextlib.contextmanager
+def _renamed(path: Path, remove: Callable[[Path], None]) -> Iterator[Path]:
+    """A temporary name, always the same: the next process overwrites what a killed one left."""
+    part = path.with_name(f".{path.name}.part")
+    try:
+        yield part
+        os.replace(part, path)
     except BaseException:
-        shutil.rmtree(part, ignore_errors=True)
+        with contextlib.suppress(OSError):
+            remove(part)
         raise
     _flush_directory(path.parent)
 
@@ -115,10 +107,7 @@ def output(path: Path, content: bytes) -> None:
 
 
 def regular(path: Path) -> Path:
-    """`path`, unless it is a pipe, a device or a socket: an OSError. To open a pipe could wait for ever.
-
-    To read a directory fails anyway.
-    """
+    """`path`, or an OSError for a pipe, a device or a socket: opening could take for ever. A directory fails anyway."""
     mode = os.stat(path).st_mode
     if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode)):
         raise OSError(errno.EINVAL, "not a regular file", os.fspath(path))
@@ -198,10 +187,7 @@ def now() -> str:
 
 
 def command() -> str:
-    """The command line, as a user would type it.
-
-    Of another program, only the name: Flower passes a token to the server's process on the command line.
-    """
+    """The command line, as a user would type it; of another program the name, for Flower's has a token in it."""
     program = Path(sys.argv[0])
     own = program.name == "folb" or program.parts[-2:] == ("folb", "__main__.py")
     return shlex.join(["folb", *sys.argv[1:]]) if own else program.name

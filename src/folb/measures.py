@@ -1,7 +1,4 @@
-"""Metrics, each a value: how it is computed, for which models, its words in tables and pictures, which way is better.
-
-All metrics of folb are listed here. Users add one of their own: a function, or a `Metric`.
-"""
+"""Metrics, each a value: how it is computed, for which models, its words in tables and pictures, what is better."""
 
 from __future__ import annotations
 
@@ -12,7 +9,7 @@ from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any
 
-from folb.errors import InputError, choose
+from folb.errors import InputError, check, choose
 
 ACCURACY, FAIRNESS = "accuracy", "fairness"
 CLASSES, NUMBERS = "classes", "numbers"
@@ -36,19 +33,17 @@ TAKEN = (  # names that records, tables and exports have for something else
 class Metric:
     """A figure of the model on all test samples, computed by jax within the program of the run.
 
-    `compute` takes some of these arguments, by name: y, predicted, scores, classes, own (`folb.measures.GIVEN` says
-    what they are). It returns one number. `words` are for pictures, `short` is the heading of a column. `unit="%"` is
-    for a share from 0 to 1, which is shown in per cent. `lower`: lower is better. `task` is "classes" or "numbers" if
-    the metric is for such models only.
+    `compute` returns one number, from some of these arguments, by name: y, predicted, scores, classes, own
+    (`folb.measures.GIVEN` says what they are).
     """
 
     name: str
     compute: Callable[..., Any] | str  # the name of a function of folb.metric_functions: that module needs jax
-    words: str = ""
-    short: str = ""
-    unit: str = ""
-    lower: bool = False
-    task: str = ""
+    words: str = ""  # for pictures
+    short: str = ""  # the heading of a column
+    unit: str = ""  # "%": a share from 0 to 1, which is shown in per cent
+    lower: bool = False  # lower is better
+    task: str = ""  # "classes" or "numbers", if it is for such models only
     factor: float = 1.0  # for people: values are shown times this
     says: str = ""  # for `folb list parts`
     parts: tuple[str, ...] = ()  # if it has several numbers, their names
@@ -67,7 +62,6 @@ class Metric:
 
     @property
     def function(self) -> Callable[..., Any]:
-        """What computes it."""
         if callable(self.compute):
             return self.compute
         from folb import metric_functions
@@ -81,7 +75,6 @@ class Metric:
         return tuple(p.name for p in known if p.default is p.empty and p.name not in dict(self.fixed))
 
     def __call__(self, given: Mapping[str, Any]) -> dict[str, Any]:
-        """Its numbers, by name."""
         value = self.function(**{name: given[name] for name in self.needs}, **dict(self.fixed))
         return dict(value._asdict()) if self.parts else {self.name: value}
 
@@ -113,23 +106,14 @@ class Metric:
 OWN = ("own_mean", "own_worst", "own_variance")  # what `fairness` measures
 _SPREAD = "the mean, the worst decile and the variance of the devices' own accuracies (or squared errors)"
 _AREA = "the area under the ROC curve; of more than two classes, the mean of one against the rest"
+_MSE, _MAE = (f"the mean {what} error of a regression" for what in ("squared", "absolute"))
 _ALL = (
     Metric(ACCURACY, "accuracy", "test accuracy", unit="%", task=CLASSES),
     Metric(FAIRNESS, "fairness", says=_SPREAD, parts=OWN),
     Metric("f1", "f1", "macro F1", "F1", "%", task=CLASSES, says="macro F1: the mean over the classes"),
     Metric("auc", "auc", "AUC", "AUC", "%", task=CLASSES, says=_AREA),
-    Metric(
-        *("mse", "mse", "mean squared error", "MSE"),
-        lower=True,
-        task=NUMBERS,
-        says="the mean squared error of a regression; it is always measured",
-    ),
-    Metric(
-        *("mae", "mae", "mean absolute error", "MAE"),
-        lower=True,
-        task=NUMBERS,
-        says="the mean absolute error of a regression",
-    ),
+    Metric("mse", "mse", "mean squared error", "MSE", lower=True, task=NUMBERS, says=f"{_MSE}; it is always measured"),
+    Metric("mae", "mae", "mean absolute error", "MAE", lower=True, task=NUMBERS, says=_MAE),
 )
 REGISTRY = {one.name: one for one in _ALL}
 KNOWN = {name: one for name, one in REGISTRY.items() if not one.parts}  # those that a model may be judged by
@@ -144,13 +128,7 @@ def top(k: int) -> Metric:
 
 def listed() -> dict[str, str]:
     """What users may ask for besides the accuracy, and what it is."""
-    some = {name: one.says for name, one in REGISTRY.items() if one.says}
-    return {**{name: some[name] for name in (FAIRNESS, "f1", "auc")}, "top5": top(5).says, **some}
-
-
-def of_task(task: str) -> list[str]:
-    """The metrics of folb for models that tell classes apart, or predict numbers, without the accuracy."""
-    return [name for name, one in KNOWN.items() if one.task == task and name != ACCURACY]
+    return {one.name: one.says for one in (*_ALL[1:4], top(5), *_ALL[4:])}
 
 
 def is_regression(judged_by: str) -> bool:
@@ -172,9 +150,9 @@ def measure(name: str, judged_by: str = ACCURACY) -> Metric:
         return replace(of, name=name, words=f"mean {what} of the devices", short="devices' mean")
     if name == "own_worst":
         return replace(of, name=name, words=f"{what} of the worst decile of devices", short="worst decile")
+    unit, factor = ("", 1.0) if numbers else ("points²", 1e4)
     words, short = f"variance of the devices' {what}", "devices' variance"
-    shown: dict[str, Any] = {} if numbers else {"unit": "points²", "factor": 1e4}
-    return Metric(name, FAIRNESS, words, short, lower=True, **shown)
+    return Metric(name, FAIRNESS, words, short, unit, lower=True, factor=factor)
 
 
 def is_measure(name: object) -> bool:
@@ -189,28 +167,22 @@ def measured(metrics: Iterable[Metric]) -> tuple[str, ...]:
 
 def checked(metrics: object) -> tuple[str, ...]:
     """The names that were asked for, if all are known, or of a user's file, and different."""
-    if isinstance(metrics, str) or not isinstance(metrics, list | tuple):
+    if not isinstance(metrics, list | tuple):
         raise InputError("metrics", metrics, "should be a list of names, such as fairness, f1, auc or top5")
     for name in metrics:
         if not (isinstance(name, str) and (TOP.fullmatch(name) or ".py:" in name)):
             choose("metrics", name, [FAIRNESS, *KNOWN, "top5"])
-    _different(metrics)
+    check("metrics", list(metrics), len(set(metrics)) == len(metrics), "should be different")
     return tuple(metrics)
 
 
 def chosen(metrics: Sequence[str | Metric | Callable[..., Any]]) -> tuple[Metric, ...]:
     """The metrics that were asked for: by name, or a user's own function or `Metric`."""
-    if isinstance(metrics, str) or not isinstance(metrics, list | tuple):
-        checked(metrics)
-    checked([one for one in metrics if not callable(one)])
+    checked([one for one in metrics if not callable(one)] if isinstance(metrics, list | tuple) else metrics)
     wanted = tuple(_own(one) if callable(one) else REGISTRY.get(one) or measure(one) for one in metrics)
-    _different([one.name for one in wanted])
+    names = [one.name for one in wanted]
+    check("metrics", names, len(set(names)) == len(names), "should be different")
     return wanted
-
-
-def _different(names: Sequence[str]) -> None:
-    if len(set(names)) < len(names):
-        raise InputError("metrics", list(names), "should be different")
 
 
 def _own(given: Metric | Callable[..., Any]) -> Metric:
@@ -221,8 +193,7 @@ def _own(given: Metric | Callable[..., Any]) -> Metric:
     if not given.own and (given in REGISTRY.values() or TOP.fullmatch(given.name)):
         return given
     what = f"metrics: {given.name}"
-    if not PLAIN.fullmatch(given.name):
-        raise InputError(what, given.name, "should have a name of at most 40 letters, digits and _")
+    check(what, given.name, PLAIN.fullmatch, "should have a name of at most 40 letters, digits and _")
     if given.name in (*REGISTRY, *OWN, *TAKEN) or TOP.fullmatch(given.name):
         raise InputError(what, given.name, "should have another name: folb has something of this name")
     if not callable(given.compute) or given.parts:
@@ -238,7 +209,7 @@ def _own(given: Metric | Callable[..., Any]) -> Metric:
     return given
 
 
-FACTS = ("name", "words", "short", "unit", "lower", "factor")
+FACTS = {"name": str, "words": str, "short": str, "unit": str, "lower": bool, "factor": float}
 
 
 def facts(metrics: Iterable[Metric]) -> list[dict[str, Any]]:
@@ -248,11 +219,10 @@ def facts(metrics: Iterable[Metric]) -> list[dict[str, Any]]:
 
 def are_facts(value: object) -> bool:
     """Whether a record may say this of users' own metrics."""
-    kinds = {"name": str, "words": str, "short": str, "unit": str, "lower": bool, "factor": float}
     return isinstance(value, list) and all(
         isinstance(one, dict)
-        and one.keys() == kinds.keys()
-        and all(isinstance(one[field], kind) for field, kind in kinds.items())
+        and one.keys() == FACTS.keys()
+        and all(isinstance(one[field], kind) for field, kind in FACTS.items())
         and PLAIN.fullmatch(one["name"]) is not None
         and 0 < one["factor"] < 1e30
         for one in value

@@ -1,7 +1,4 @@
-"""Metrics: how good the predictions of a model are. Each is a function of all test samples together.
-
-`y` are the labels, `predicted` are the predictions, and `scores` has a score for each sample and class.
-"""
+"""Metrics: how good the predictions of a model are. Each is a function of all test samples (`folb.measures.GIVEN`)."""
 
 from __future__ import annotations
 
@@ -13,19 +10,13 @@ from jax import Array
 
 
 def accuracy(y: Array, predicted: Array) -> Array:
-    """The share of samples that the model gets right."""
     return jnp.sum(predicted == y) / len(y)
 
 
 def f1(y: Array, predicted: Array, classes: int) -> Array:
     """Macro F1: the mean over the classes of 2 tp / (2 tp + fp + fn); classes that are in neither are left out."""
-
-    def counted(labels: Array, which: Array) -> Array:
-        return jnp.zeros(classes, jnp.int32).at[labels].add(which.astype(jnp.int32))
-
-    everyone = jnp.ones(len(y), bool)
-    right = counted(y, predicted == y)
-    both = counted(y, everyone) + counted(predicted, everyone)
+    right = jnp.bincount(y, (predicted == y).astype(jnp.int32), length=classes)
+    both = jnp.bincount(y, length=classes) + jnp.bincount(predicted, length=classes)
     known = both > 0
     return jnp.sum(jnp.where(known, 2 * right / jnp.maximum(both, 1), 0.0)) / jnp.sum(known)
 
@@ -42,20 +33,19 @@ def top(y: Array, scores: Array, k: int) -> Array:
 def auc(y: Array, scores: Array) -> Array:
     """The area under the ROC curve; with more than two classes, the mean over the classes of one against the rest.
 
-    For one class it is the chance that a sample of it scores higher than one of another class; equal scores count half.
     Several classes are compared by their softmax. Classes without samples, or with all of them, are left out.
     """
     if scores.shape[1] == 2:
         return _area(y == 1, scores[:, 1] - scores[:, 0])
     likely = jax.nn.log_softmax(scores, axis=1).T  # its order is that of the softmax, with fewer equal values
     areas = jax.lax.map(lambda row: _area(y == row[0], row[1]), (jnp.arange(len(likely)), likely))
-    sizes = jnp.zeros(len(likely), jnp.int32).at[y].add(1)
+    sizes = jnp.bincount(y, length=len(likely))
     known = (sizes > 0) & (sizes < len(y))
     return jnp.sum(jnp.where(known, areas, 0.0)) / jnp.sum(known)
 
 
 def _area(positive: Array, score: Array) -> Array:
-    """For the samples of one class: the mean share of the others that score lower; NaN if any score is not finite."""
+    """The mean share of the others that score lower, of which equal scores count half; NaN if any is not finite."""
     n = len(score)
     ordered, positive = jax.lax.sort((score, positive), num_keys=1)
     others = jnp.concatenate([jnp.zeros(1, jnp.int32), jnp.cumsum(~positive, dtype=jnp.int32)])
@@ -69,12 +59,10 @@ def _area(positive: Array, score: Array) -> Array:
 
 
 def mse(y: Array, predicted: Array) -> Array:
-    """The mean squared error."""
     return jnp.mean((predicted - y) ** 2)
 
 
 def mae(y: Array, predicted: Array) -> Array:
-    """The mean absolute error."""
     return jnp.mean(jnp.abs(predicted - y))
 
 

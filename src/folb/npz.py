@@ -8,29 +8,23 @@ from pathlib import Path
 import numpy as np
 
 from folb.atomic import regular
-from folb.errors import InputError
+from folb.errors import InputError, check
 from folb.typing import NDArray
 
 UNPACKED = 1_000_000_000  # bytes that any file may unpack to
 TIMES = 100  # or this many times its own bytes, if that is more: data rarely shrinks so much
 
 
-def room(path: Path) -> int:
-    """The most bytes that a file may unpack to: a file of a few megabytes could fill the memory."""
-    return max(UNPACKED, TIMES * path.stat().st_size)
-
-
 def check_room(path: Path, size: int, limit: int | None = None) -> None:
-    """Raise an `InputError` if a file unpacks to more bytes than it may."""
-    most = room(path) if limit is None else limit
-    if size > most:
-        raise InputError(f"{path}: bytes", size, f"should be at most {most} when unpacked")
+    """Raise an `InputError` if a file unpacks to more bytes than it may: a few megabytes could fill the memory."""
+    most = max(UNPACKED, TIMES * path.stat().st_size) if limit is None else limit
+    check(f"{path}: bytes", size, size <= most, f"should be at most {most} when unpacked")
 
 
 def arrays(
     path: Path, names: Sequence[str], *, optional: Sequence[str] = (), limit: int | None = None
 ) -> dict[str, NDArray]:
-    """Arrays of an npz file of at most `limit` bytes, by default those of `room`. Python objects are not read."""
+    """Arrays of an npz file of at most `limit` bytes, by default as `check_room` says. Python objects are not read."""
     part = str(path)
     arrays: dict[str, NDArray] = {}
     # In a damaged file the parsers of zip, deflate and npy may raise errors of a dozen types.

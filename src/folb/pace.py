@@ -12,10 +12,9 @@ MEASURED = 2.0  # seconds of rounds after which the rest can be estimated
 
 
 class Lines:
-    """Tells now and then how many of `total` rounds are done, and how long the rest takes.
+    """Tells now and then how many of `total` rounds are done, and how long the rest takes; `costs` are of each run.
 
-    The first rounds come with the compilation of the program, so the estimate is made from those that follow. `costs`
-    says what a round of each run costs, compared with the others; by default all cost the same.
+    The first rounds come with the compilation of the program, so the estimate is made from those that follow.
     """
 
     def __init__(

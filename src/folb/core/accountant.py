@@ -3,10 +3,8 @@
 The accountant is that of the package dp-accounting (Renyi differential privacy). A round is a Gaussian mechanism on
 devices that were drawn by chance. Neighbouring federations differ in one device, and both have N devices:
 
-- poisson: each device joins with the chance K/N. In the neighbour, one device adds 0. The sum differs by at most the
-  clip.
-- fixed: K of N devices, without replacement. In the neighbour, one device has other data. The sum differs by at most
-  two clips.
+- poisson: each device joins with the chance K/N. In the neighbour, one device adds 0: sums differ by at most the clip.
+- fixed: K of N, without replacement. In the neighbour, one device has other data: sums differ by at most two clips.
 """
 
 from __future__ import annotations
@@ -46,7 +44,6 @@ class Rounds(NamedTuple):
     noise: float
 
     def epsilon(self, rounds: int, delta: float) -> float:
-        """The epsilon of so many rounds."""
         return _epsilon(self, rounds, delta)
 
     def within(self, epsilon: float, delta: float, most: int) -> int:
@@ -62,10 +59,8 @@ def noise_for(epsilon: float, delta: float, scheme: str, K: int, N: int, rounds:
         return Rounds(scheme, K, N, math.exp(power)).epsilon(rounds, delta) - epsilon
 
     low, high = map(math.log, NOISES)
-    if excess(high) > 0:
-        raise InputError(
-            "privacy.epsilon", epsilon, f"should be larger: {rounds} rounds need a noise above {NOISES[1]:g}"
-        )
+    expected = f"should be larger: {rounds} rounds need a noise above {NOISES[1]:g}"
+    check("privacy.epsilon", epsilon, excess(high) <= 0, expected)
     if excess(low) <= 0:
         return NOISES[0]
     from scipy.optimize import brentq
@@ -83,8 +78,7 @@ def check_budget(epsilon: float | None, delta: float, K: int, N: int) -> None:
     if epsilon is not None:
         check("privacy.epsilon", epsilon, lambda value: 0 < value < math.inf, "should be more than 0, and finite")
     check_whole("devices", N, 1)
-    if K > N:
-        raise InputError("select.K", K, f"should be at most the {N} devices")
+    check("select.K", K, K <= N, f"should be at most the {N} devices")
     expected = f"should be more than 0 and less than 1 / N = {1 / N:g}, for {N} devices"
     check("privacy.delta", delta, 0 < delta < 1 / N, expected)
 
@@ -104,16 +98,13 @@ def _renyi(scheme: str, K: int, N: int, noise: float) -> tuple[Any, NDArray]:
     package = _package()
     relations = package.NeighboringRelation
     gaussian = package.GaussianDpEvent(noise / SCHEMES[scheme])
-    poisson = scheme == "poisson"
-    accountant = package.rdp.RdpAccountant(
-        None if poisson else FEWER, neighboring_relation=relations.REPLACE_SPECIAL if poisson else relations.REPLACE_ONE
-    )
+    if scheme == "poisson":
+        orders, relation, drawn = None, relations.REPLACE_SPECIAL, package.PoissonSampledDpEvent(K / N, gaussian)
+    else:
+        orders, relation, drawn = FEWER, relations.REPLACE_ONE, package.SampledWithoutReplacementDpEvent(N, K, gaussian)
+    accountant = package.rdp.RdpAccountant(orders, neighboring_relation=relation)
     with _quietly():
-        accountant.compose(
-            package.PoissonSampledDpEvent(K / N, gaussian)
-            if poisson
-            else package.SampledWithoutReplacementDpEvent(N, K, gaussian)
-        )
+        accountant.compose(drawn)
     return accountant._orders, np.asarray(accountant._rdp)
 
 
@@ -123,8 +114,7 @@ def _quietly() -> Iterator[None]:
     log = logging.getLogger("absl")
     before, log.disabled = log.disabled, True
     try:
-        with warnings.catch_warnings(), np.errstate(all="ignore"):
-            warnings.simplefilter("ignore")
+        with warnings.catch_warnings(action="ignore"), np.errstate(all="ignore"):
             yield
     finally:
         log.disabled = before

@@ -4,9 +4,7 @@ int8 and int4 have blocks of 256 numbers. The scale of a block is its largest ab
 one of 255 (15) levels from -scale to scale, up or down by chance, so that it is right on average: QSGD (Alistarh et
 al., 2017), with the largest value in place of the norm. sign has one bit for each number, and as scale the mean
 absolute value of the block. top_k sends the largest numbers and their places. random_k sends numbers at random
-places. The places follow from random words that both sides have, and are not sent.
-
-All sizes follow from the number of parameters and the settings. The same functions run in jax and in NumPy.
+places, which follow from random words that both sides have, and are not sent. All of it runs in jax and in NumPy.
 """
 
 from __future__ import annotations
@@ -17,10 +15,10 @@ from typing import Any, ClassVar, NamedTuple
 import numpy as np
 
 from folb.core.part import Part, Slot, setting, up_to
-from folb.core.shuffle import mixed, shuffled
+from folb.core.shuffle import mixed_words, shuffled
 from folb.core.sketch import from_bytes, to_bytes
-from folb.core.vector import flat, namespace, over_largest, shaped, size
-from folb.errors import InputError
+from folb.core.vector import flat, in_rows, namespace, over_largest, shaped, size
+from folb.errors import check
 from folb.typing import Params
 
 BLOCK = 256  # numbers with one scale
@@ -71,16 +69,13 @@ class Blocks(Codec):
     bits: ClassVar[int]
 
     def shapes(self, d: int) -> dict[str, tuple[tuple[int], str]]:
-        """The bits, and the scales."""
         return {"codes": ((-(-d * self.bits // 8),), "uint8"), "scale": ((-(-d // BLOCK),), "float32")}
 
     def fault(self, sent: dict[str, Any], d: int, most: float) -> str:
-        """A scale."""
         fits = np.all((sent["scale"] >= 0) & (sent["scale"] <= most))
         return "" if fits else f"a scale is not from 0 to {most:g}"
 
     def decode(self, sent: dict[str, Any], words: Any, d: int, whole: bool) -> Any:
-        """Its unit times its scale."""
         unit, scale = self.unit(from_bytes(sent["codes"], self.bits, d)), sent["scale"]
         return unit * namespace(unit).repeat(scale, BLOCK)[:d]
 
@@ -94,28 +89,22 @@ class Levels(Blocks):
 
     abstract = True
     whole = True
-
-    @property
-    def top(self) -> int:
-        """The levels on each side of 0."""
-        return int(2 ** (self.bits - 1) - 1)
+    top: ClassVar[int]  # the levels on each side of 0
 
     def encode(self, row: Any, words: Any) -> dict[str, Any]:
-        """A level for each number."""
-        d, xp, blocks, top = row.shape[0], namespace(row), _blocks(row), self.top
+        d, xp, blocks, top = row.shape[0], namespace(row), in_rows(row, BLOCK), self.top
         scale = xp.max(xp.abs(blocks), axis=1)
         unit = over_largest(blocks, scale[:, None]).reshape(-1)[:d]
-        level = xp.clip(xp.floor(unit * xp.float32(top) + _chances(words, d)), -top, top)
+        chances = (mixed_words(_own(words), d) >> 8).astype(xp.float32) * xp.float32(2**-24)  # from 0, and below 1
+        level = xp.clip(xp.floor(unit * xp.float32(top) + chances), -top, top)
         codes = (level + xp.float32(top + 1)).astype(xp.uint32)
         return {"codes": to_bytes(codes, self.bits), "scale": scale}
 
     def unit(self, codes: Any) -> Any:
-        """A level over the largest one."""
         xp = namespace(codes)
         return (codes.astype(xp.float32) - xp.float32(self.top + 1)) * xp.float32(1 / self.top)
 
     def fault(self, sent: dict[str, Any], d: int, most: float) -> str:
-        """A scale or a code."""
         fits = np.all(from_bytes(sent["codes"], self.bits, d) > 0)
         return super().fault(sent, d, most) or ("" if fits else f"a code is 0, which is not a level of {self.name}")
 
@@ -123,13 +112,13 @@ class Levels(Blocks):
 class Int8(Levels):
     """A byte for each number, right on average, and a scale for each 256."""
 
-    bits = 8
+    bits, top = 8, 127
 
 
 class Int4(Levels):
     """Half a byte for each number, right on average, and a scale for each 256."""
 
-    bits = 4
+    bits, top = 4, 7
 
 
 class Sign(Blocks):
@@ -139,14 +128,12 @@ class Sign(Blocks):
     feedback = True
 
     def encode(self, row: Any, words: Any) -> dict[str, Any]:
-        """A sign for each number."""
-        xp, blocks = namespace(row), _blocks(row)
+        xp, blocks = namespace(row), in_rows(row, BLOCK)
         there = xp.minimum(xp.full(blocks.shape[0], BLOCK), row.shape[0] - BLOCK * xp.arange(blocks.shape[0]))
         scale = xp.sum(xp.abs(blocks), axis=1) / there.astype(xp.float32)
         return {"codes": to_bytes((row > 0).astype(xp.uint32), 1), "scale": scale}
 
     def unit(self, codes: Any) -> Any:
-        """1 or -1."""
         xp = namespace(codes)
         return xp.where(codes == 1, xp.float32(1), xp.float32(-1))
 
@@ -159,7 +146,6 @@ class Sparse(Codec):
     keep: float = setting("the share of the numbers that is sent", up_to(1), default=0.1, static=True)
 
     def count(self, d: int) -> int:
-        """How many of d numbers are sent."""
         return max(1, math.ceil(self.keep * d - 1e-9))
 
 
@@ -169,20 +155,16 @@ class TopK(Sparse):
     called = "top_k"
 
     def shapes(self, d: int) -> dict[str, tuple[tuple[int], str]]:
-        """The places, and the values."""
         return {"places": ((self.count(d),), "int32"), "values": ((self.count(d),), "float32")}
 
     def encode(self, row: Any, words: Any) -> dict[str, Any]:
-        """Those that are largest."""
         places = _largest(row, self.count(row.shape[0]))
         return {"places": places, "values": row[places]}
 
     def decode(self, sent: dict[str, Any], words: Any, d: int, whole: bool) -> Any:
-        """The values at their places."""
         return _placed(sent["values"], sent["places"], d)
 
     def fault(self, sent: dict[str, Any], d: int, most: float) -> str:
-        """A place."""
         places = sent["places"]
         fits = np.all((places >= 0) & (places < d)) and np.all(places[1:] > places[:-1])
         return "" if fits else f"the places are not in ascending order, each once, from 0 to {d - 1}"
@@ -194,14 +176,11 @@ class RandomK(Sparse):
     called = "random_k"
 
     def shapes(self, d: int) -> dict[str, tuple[tuple[int], str]]:
-        """The values."""
-        if d >= MOST_PLACES:
-            expected = f"should be another codec: random_k is for models of fewer than {MOST_PLACES} parameters"
-            raise InputError("compress_up", f"random_k, {d} parameters", expected)
+        expected = f"should be another codec: random_k is for models of fewer than {MOST_PLACES} parameters"
+        check("compress_up", f"random_k, {d} parameters", d < MOST_PLACES, expected)
         return {"values": ((self.count(d),), "float32")}
 
     def encode(self, row: Any, words: Any) -> dict[str, Any]:
-        """The numbers there."""
         return {"values": row[self._places(words, row.shape[0])]}
 
     def decode(self, sent: dict[str, Any], words: Any, d: int, whole: bool) -> Any:
@@ -243,30 +222,14 @@ def compression(up: Codec | None, down: Codec | None, feedback: bool | None) -> 
     return Compression(up, down, usual if feedback is None else feedback)
 
 
-def _blocks(row: Any) -> Any:
-    """The numbers in rows of a block each; the last is filled up with 0."""
-    xp = namespace(row)
-    return xp.concat([row, xp.zeros(-row.shape[0] % BLOCK, dtype=xp.float32)]).reshape(-1, BLOCK)
-
-
 def _own(words: Any) -> Any:
     return words ^ namespace(words).uint32(OWN)
 
 
-def _chances(words: Any, d: int) -> Any:
-    """d random numbers from 0 to 1, without 1."""
-    own, xp = _own(words), namespace(words)
-    bits = mixed(mixed(xp.arange(d, dtype=xp.uint32) ^ own[0]) ^ own[1])
-    return (bits >> 8).astype(xp.float32) * xp.float32(2**-24)
-
-
 def _largest(row: Any, k: int) -> Any:
-    """The places of the k numbers that are largest in absolute value, in ascending order; of equals, the first.
-
-    What is not finite is largest, so that it is not left out.
-    """
+    """The places of the k numbers that are largest in absolute value, in ascending order; of equals, the first."""
     xp = namespace(row)
-    length = xp.where(xp.isfinite(row), xp.abs(row), xp.inf)
+    length = xp.where(xp.isfinite(row), xp.abs(row), xp.inf)  # so that what is not finite is not left out
     if isinstance(row, np.ndarray):
         return np.sort(np.argsort(-length, kind="stable")[:k]).astype(np.int32)
     import jax

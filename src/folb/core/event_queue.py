@@ -1,7 +1,4 @@
-"""The devices at work in rounds that do not wait, and the models that they started from.
-
-The queue is part of a run's state, so a resumed run has it, too.
-"""
+"""The devices at work in rounds that do not wait, and the models that they started from: a part of a run's state."""
 
 from __future__ import annotations
 
@@ -17,10 +14,9 @@ NOBODY = 2**30  # in place of a device's number: larger than any
 
 
 class Queue(NamedTuple):
-    """M places for devices at work, and M rows for the models that they started from.
+    """M places for devices at work, and M rows for the models that they started from, which those of a round share.
 
-    Devices that started in the same round share a row. When a round begins, some place is free, so that at most M - 1
-    rows are in use: there is always one for the model of the round.
+    When a round begins, some place is free, and so at most M - 1 rows are in use: one is left for the round's model.
     """
 
     device: Array  # [M] the device at work, or NOBODY

@@ -13,10 +13,7 @@ from folb.typing import NDArray, Params
 
 
 def like(tree: Params, words: Sequence[int] | None = None) -> Params:
-    """Standard normal numbers in the shapes of a tree's arrays.
-
-    They come from the operating system or, if `words` are given, from these alone.
-    """
+    """Standard normal numbers in the shapes of a tree's arrays: from `words` alone, or else the operating system's."""
     generator = None if words is None else np.random.Generator(np.random.Philox(np.random.SeedSequence(list(words))))
 
     def drawn(leaf: Any) -> NDArray:

@@ -17,7 +17,7 @@ from jax import Array
 from folb.core import tree
 from folb.core.part import Part, Slot, between, setting
 from folb.core.polar import median, scaled
-from folb.core.rules import Round, fraction
+from folb.core.rules import Gradients, Round, fraction
 from folb.errors import InputError, choose
 from folb.typing import Params
 
@@ -53,73 +53,56 @@ class Attack(Part):
         return Lies(self.share, **self.lies)
 
     def check(self, spelt: Any = str) -> None:
-        """The share, and the names of its lies."""
         super().check(spelt)
         for name in self.lies:
             choose("attack: lies", name, Lies._fields[1:])
 
 
-def _attack(name: str, says: str, lies: Mapping[str, float]) -> type[Attack]:
-    return type(name, (Attack,), {"__module__": __name__, "__doc__": says, "lies": lies})
-
-
-FLIPPED = {"own": -1.0}
 REVERSED = {"own": 0.0, "mean": -1.0, "length": 1.0, "shared": 1.0}
-
+KNOWN: dict[str, tuple[str, Mapping[str, float]]] = {  # by name: what it says, and its numbers
+    "honest": ("They tell the truth, for comparison.", {}),
+    "flipped": ("The update of the other sign.", {"own": -1.0}),
+    "flipped_x1000": ("The same, a thousand times as long.", {"own": -1000.0}),
+    "inflated": ("The update of the other sign, with its gradient times 1e6.", {"own": -1.0, "gradient": 1e6}),
+    "inflated_back": ("The update of the other sign, with its gradient times -100.", {"own": -1.0, "gradient": -100.0}),
+    "not_finite": ("An update that is not a number.", {"own": np.nan}),
+    "noise": ("Gaussian noise of three times the norm of the update.", {"noise": 3.0}),
+    "reversed": (
+        "The honest mean update and gradient of the other sign, of the usual length.",
+        REVERSED | {"gradient": -1.0},
+    ),
+    "grazing": (
+        "The honest mean update reversed, turned until it just descends on an inflated gradient.",
+        REVERSED | {"gradient": 1e6, "grazing": 1.0},
+    ),
+    "alie": (
+        "A little is enough (Baruch et al., 2019): the honest mean less 1.5 standard deviations.",
+        {"own": 0.0, "mean": 1.0, "spread": -1.5},
+    ),
+    "ipm": (
+        "Inner-product manipulation (Xie et al., 2020): -1/2 times the honest mean.",
+        {"own": 0.0, "mean": -0.5, "shared": 1.0, "gradient": -1.0},
+    ),
+    "min_max": (
+        "Min-max (Shejwalkar and Houmansadr, 2021): as far off as the honest are from each other.",
+        {"reach": 1.0},
+    ),
+    "min_sum": ("Min-sum (the same): as far off as the honest are from each other on the whole.", {"reach": 2.0}),
+    "labels": ("Honest work on reversed labels.", {"poison": 1.0}),
+    "backdoor": ("Honest work on samples with a trigger, all labelled 0.", {"poison": 2.0}),
+    "adaptive": (
+        "Knows the guard: the honest mean reversed, of 3 median norms, with a gradient that vouches for it.",
+        {"own": 0.0, "mean": -1.0, "length": 3.0, "vouch": 1.0},
+    ),
+    "gamma": ("The update of the other sign, with gamma + 1000.", {"own": -1.0, "gamma": 1000.0}),
+    "loss": ("The update of the other sign, with a loss times 1e6, to be drawn again.", {"own": -1.0, "loss": 1e6}),
+}
 ATTACKS = Slot(
     "attack",
     Attack,
-    (
-        _attack("honest", "They tell the truth, for comparison.", {}),
-        _attack("flipped", "The update of the other sign.", FLIPPED),
-        _attack("flipped_x1000", "The same, a thousand times as long.", {"own": -1000.0}),
-        _attack("inflated", "The update of the other sign, with its gradient times 1e6.", FLIPPED | {"gradient": 1e6}),
-        _attack(
-            "inflated_back",
-            "The update of the other sign, with its gradient times -100.",
-            FLIPPED | {"gradient": -100.0},
-        ),
-        _attack("not_finite", "An update that is not a number.", {"own": np.nan}),
-        _attack("noise", "Gaussian noise of three times the norm of the update.", {"noise": 3.0}),
-        _attack(
-            "reversed",
-            "The honest mean update and gradient of the other sign, of the usual length.",
-            REVERSED | {"gradient": -1.0},
-        ),
-        _attack(
-            "grazing",
-            "The honest mean update reversed, turned until it just descends on an inflated gradient.",
-            REVERSED | {"gradient": 1e6, "grazing": 1.0},
-        ),
-        _attack(
-            "alie",
-            "A little is enough (Baruch et al., 2019): the honest mean less 1.5 standard deviations.",
-            {"own": 0.0, "mean": 1.0, "spread": -1.5},
-        ),
-        _attack(
-            "ipm",
-            "Inner-product manipulation (Xie et al., 2020): -1/2 times the honest mean.",
-            {"own": 0.0, "mean": -0.5, "shared": 1.0, "gradient": -1.0},
-        ),
-        _attack(
-            "min_max",
-            "Min-max (Shejwalkar and Houmansadr, 2021): as far off as the honest are from each other.",
-            {"reach": 1.0},
-        ),
-        _attack(
-            "min_sum", "Min-sum (the same): as far off as the honest are from each other on the whole.", {"reach": 2.0}
-        ),
-        _attack("labels", "Honest work on reversed labels.", {"poison": 1.0}),
-        _attack("backdoor", "Honest work on samples with a trigger, all labelled 0.", {"poison": 2.0}),
-        _attack(
-            "adaptive",
-            "Knows the guard: the honest mean reversed, of 3 median norms, with a gradient that vouches for it.",
-            {"own": 0.0, "mean": -1.0, "length": 3.0, "vouch": 1.0},
-        ),
-        _attack("gamma", "The update of the other sign, with gamma + 1000.", FLIPPED | {"gamma": 1000.0}),
-        _attack(
-            "loss", "The update of the other sign, with a loss times 1e6, to be drawn again.", FLIPPED | {"loss": 1e6}
-        ),
+    tuple(
+        type(name, (Attack,), {"__module__": __name__, "__doc__": says, "lies": lies})
+        for name, (says, lies) in KNOWN.items()
     ),
     "what lying devices do, in the simulator (docs/attacks.md); by default all are honest",
 )
@@ -130,17 +113,17 @@ def count(attack: Lies, N: Any) -> Any:
     return jnp.floor(attack.share * N + 1e-4).astype(jnp.int32)
 
 
-def _sides(attack: Lies, round: Round, device: Array | None, times: Array) -> tuple[Array, Array]:
+def _sides(attack: Lies, replies: Round | Gradients, N: Any) -> tuple[Array, Array]:
     """The slots of liars, and the slots of honest devices that replied."""
-    if device is None:
+    if replies.device is None:
         raise InputError("attack", "set", "should be none on real devices: attacks are for the simulator")
-    liars = device < count(attack, round.N)
-    return liars, (times > 0) & ~liars
+    liars = replies.device < count(attack, N)
+    return liars, (replies.times > 0) & ~liars
 
 
 def with_lies(attack: Lies, round: Round) -> Round:
     """The round with the liars' updates, gammas and losses."""
-    liars, honest = _sides(attack, round, round.device, round.times)
+    liars, honest = _sides(attack, round, round.N)
     delta = _mixed(liars, _updates(attack, round, honest), round.delta)
     gamma = None if round.gamma is None else jnp.where(liars, round.gamma + attack.gamma, round.gamma)
     sent = dict(round.sent)
@@ -153,14 +136,14 @@ def with_false_gradients(attack: Lies, round: Round) -> Round:
     """The round with the liars' gradients, in the form in which the rule sees them, and updates that graze them."""
     if round.grad is None:
         return round
-    liars, honest = _sides(attack, round, round.device, round.times)
+    liars, honest = _sides(attack, round, round.N)
     lies = _gradients(attack, round.grad, honest)
     moved = round.delta if round.compared is None else round.compared
     lies = _mixed(jnp.full_like(liars, attack.vouch > 0), _vouching(round, moved, _even(honest, round.grad)), lies)
     grad = _mixed(liars, lies, round.grad)
     second = round.second
     if second is not None:
-        theirs, others = _sides(attack, round, second.device, second.times)
+        theirs, others = _sides(attack, second, round.N)
         second = second._replace(grad=_mixed(theirs, _gradients(attack, second.grad, others), second.grad))
     if round.compared is None:
         turned = jax.vmap(_grazing)(round.delta, grad)
@@ -171,35 +154,26 @@ def with_false_gradients(attack: Lies, round: Round) -> Round:
 def _updates(attack: Lies, round: Round, honest: Array) -> Params:
     """What each slot would send if it lied."""
     together = _even(honest, round.delta)
-    away = jax.tree.map(lambda leaf, m: leaf - m, round.delta, together)
+    away = tree.sub(round.delta, together)
     spread = jax.tree.map(jnp.sqrt, _even(honest, jax.tree.map(jnp.square, away)))
     norms = tree.norms(round.delta)
     assert round.key is not None
     key = jax.random.wrap_key_data(round.key)
     noise = jax.tree.map(lambda leaf: jax.random.normal(key, leaf.shape), round.delta)
     loud = attack.noise * norms / jnp.sqrt(jnp.float32(tree.size(together)))
-    step = -_farthest(attack, away, spread, honest)
-
-    def lie(own: Params, noise: Params, loud: Array) -> Params:
-        far = jax.tree.map(lambda m, s: m + step * s, together, spread)
-        near = jax.tree.map(
-            lambda a, m, s, r: attack.own * a + attack.mean * m + attack.spread * s + loud * r,
-            *(own, together, spread, noise),
-        )
-        return tree.where(attack.reach > 0, far, near)
-
-    lies = jax.vmap(lie)(round.delta, noise, loud)
+    far = tree.add(together, spread, -_farthest(attack, away, spread, honest))
+    near = jax.tree.map(
+        lambda a, m, s, r: attack.own * a + attack.mean * m + attack.spread * s + tree.over(loud, r) * r,
+        *(round.delta, together, spread, noise),
+    )
+    lies = tree.where(attack.reach > 0, far, near)
     wanted = attack.length * median(norms, honest)
     return scaled(lies, jnp.where(attack.length > 0, fraction(wanted, tree.norms(lies)), 1.0))
 
 
 def _farthest(attack: Lies, away: Params, spread: Params, honest: Array) -> Array:
-    """The largest g for which the mean - g spread is no farther from the honest updates than they are from each other.
-
-    Min-max compares the largest distances, min-sum the sums of squared distances.
-    """
-    pairs = jax.tree.map(lambda leaf: leaf.reshape(len(leaf), -1) @ leaf.reshape(len(leaf), -1).T, away)
-    products = jax.tree.reduce(jnp.add, pairs)
+    """The largest g for which the mean - g spread is no farther from honest updates than they are from each other."""
+    products = tree.products(away)
     square = jnp.diag(products)
     among = honest[:, None] & honest
     apart = jnp.where(among, jnp.maximum(square[:, None] + square - 2 * products, 0.0), 0.0)
@@ -209,6 +183,7 @@ def _farthest(attack: Lies, away: Params, spread: Params, honest: Array) -> Arra
         """The larger g with a g^2 + 2 b g + c = most."""
         return fraction(jnp.sqrt(jnp.maximum(b * b - a * (c - most), 0.0)) - b, a)
 
+    # min-max compares the largest distances, min-sum the sums of squared distances
     largest = jnp.min(jnp.where(honest, root(b, square, jnp.max(apart)), jnp.inf))
     mean_square = fraction(jnp.sum(jnp.where(honest, square, 0.0)), n)
     by_sums = root(jnp.zeros_like(a), mean_square, fraction(jnp.max(jnp.sum(apart, axis=1)), n))
@@ -220,11 +195,8 @@ def _gradients(attack: Lies, stack: Params, honest: Array) -> Params:
     """A factor times each own gradient, or times the honest mean gradient of their norm."""
     together = _even(honest, stack)
     length = fraction(tree.norms(stack), tree.norm(together))
-
-    def lie(own: Params, length: Array) -> Params:
-        return jax.tree.map(lambda a, m: attack.gradient * jnp.where(attack.shared > 0, length * m, a), own, together)
-
-    return jax.vmap(lie)(stack, length)
+    shared = jax.tree.map(lambda a, m: jnp.where(attack.shared > 0, tree.over(length, a) * m, a), stack, together)
+    return jax.tree.map(lambda leaf: attack.gradient * leaf, shared)
 
 
 def _vouching(round: Round, moved: Params, together: Params) -> Params:

@@ -10,6 +10,8 @@ from jax import Array
 
 from folb.core import tree
 from folb.core.rules import fraction
+from folb.core.tree import over
+from folb.core.tree import scaled as scaled
 from folb.core.vector import over_largest
 from folb.typing import Params
 
@@ -25,10 +27,10 @@ class Polar(NamedTuple):
 
 def polar(stack: Params, wanted: Array) -> Polar:
     """Each entry is divided by its largest value before it is squared: the square of 1e20 overflows 32 bits."""
-    finite = jax.tree.map(lambda leaf: jnp.all(jnp.isfinite(leaf), axis=_inner(leaf)), stack)
+    finite = jax.tree.map(lambda leaf: jnp.all(jnp.isfinite(leaf), axis=tuple(range(1, leaf.ndim))), stack)
     fine = wanted & jax.tree.reduce(jnp.logical_and, finite)
     used = jax.tree.map(lambda leaf: jnp.where(over(fine, leaf), leaf, 0), stack)
-    parts = jax.tree.map(lambda leaf: jnp.max(jnp.abs(leaf), axis=_inner(leaf), initial=0.0), used)
+    parts = jax.tree.map(lambda leaf: jnp.max(jnp.abs(leaf), axis=tuple(range(1, leaf.ndim)), initial=0.0), used)
     largest = jax.tree.reduce(jnp.maximum, parts)
     some = largest > SMALLEST
     small = jax.tree.map(lambda leaf: jnp.where(over(some, leaf), over_largest(leaf, over(largest, leaf)), 0), used)
@@ -37,28 +39,9 @@ def polar(stack: Params, wanted: Array) -> Polar:
     return Polar(jnp.where(wanted & ~fine, jnp.inf, largest * norms), direction)
 
 
-def scaled(stack: Params, factors: Array) -> Params:
-    """factor_k a_k; an entry whose factor is 0 is 0, whatever it holds."""
-    return jax.tree.map(lambda leaf: jnp.where(over(factors == 0, leaf), 0, over(factors, leaf) * leaf), stack)
-
-
-def kept(norm: Array, counted: Array, most: Array | float) -> Array:
-    """The factor that shortens each entry to the norm `most`: at most 1, and 0 for an entry that does not count."""
-    return jnp.where(counted, jnp.minimum(1.0, fraction(jnp.asarray(most), norm)), 0.0)
-
-
 def clipped(stack: Params, norm: Array, counted: Array, most: Array | float) -> Params:
     """Each entry shortened to the norm `most`; an entry that does not count is 0."""
-    return scaled(stack, kept(norm, counted, most))
-
-
-def over(values: Array, leaf: Array) -> Array:
-    """One value per entry of a stack, shaped to broadcast over a leaf."""
-    return values.reshape((-1,) + (1,) * (leaf.ndim - 1))
-
-
-def _inner(leaf: Array) -> tuple[int, ...]:
-    return tuple(range(1, leaf.ndim))
+    return scaled(stack, jnp.where(counted, jnp.minimum(1.0, fraction(jnp.asarray(most), norm)), 0.0))
 
 
 def median(values: Array, counted: Array) -> Array:

@@ -11,8 +11,7 @@ Each part that the server adds up has a bound on what one device can add, and no
 `noise` is the standard deviation of the noise in bounds of the whole. A part has a share of the whole, and noise of
 standard deviation noise bound / sqrt(share). The shares add up to 1, so all parts together are one Gaussian mechanism
 with `noise`, though a later part (FOLB's weights) may depend on an earlier one (the released gradient). Sums are
-divided by K, the expected number of devices, and never by how many came. Everything after that sees only the
-released sums: the server step, the step size and the average are given a round without replies (`Released.round`).
+divided by K, the expected number of devices, and never by how many came. What follows sees no more than the sums.
 """
 
 from __future__ import annotations
@@ -32,9 +31,9 @@ from folb.core.clipping import BOUNDED, SQUARE, WITHIN
 from folb.core.part import FLAG, Part, Range, Slot, more_than, setting
 from folb.core.polar import polar, scaled
 from folb.core.rules import Round, Rule, Update
-from folb.core.shuffle import mixed
+from folb.core.shuffle import mixed_words
 from folb.core.vector import shaped
-from folb.errors import InputError
+from folb.errors import InputError, check
 from folb.typing import Params
 
 if TYPE_CHECKING:
@@ -74,9 +73,7 @@ class Privacy(Part):
         "adapt privacy.clip to this quantile of the updates' lengths; by default it stays", INSIDE, default=None
     )
     clip_gradient: float | None = setting(
-        "for FOLB: the largest norm of a gradient, or of its sketch; by default 1",
-        more_than(0),
-        default=None,
+        "for FOLB: the largest norm of a gradient, or of its sketch; by default 1", more_than(0), default=None
     )
     replay: bool = setting(
         "in the simulator: false takes draws and noise from the operating system, so that nobody can "
@@ -94,10 +91,8 @@ class Privacy(Part):
         raise NotImplementedError
 
     def share(self, part: str) -> float:
-        """The part's share of the whole."""
-        if part != "delta":
-            return SHARES[part]
-        return 1.0 - sum(SHARES[other] for other in self.parts if other != "delta")
+        """What a part has of the whole."""
+        return SHARES.get(part, 1.0 - sum(SHARES.get(other, 0.0) for other in self.parts))
 
     def bound(self, part: str, clip: Any) -> Any:
         """The largest norm of what one device adds to a sum."""
@@ -116,7 +111,6 @@ class Central(Privacy):
     """The server adds the noise to the sum."""
 
     def noise_of(self, noise: Noise, part: str, there: Array) -> Params:
-        """The server's."""
         return noise.server[part]
 
 
@@ -126,10 +120,9 @@ class Distributed(Privacy):
     by_devices = True
 
     def noise_of(self, noise: Noise, part: str, there: Array) -> Params:
-        """The server adds the shares of the slots whose device did not come.
+        """The server adds the shares of the slots whose device did not come: the noise must not show how many came.
 
-        So the noise is the same however many came. Otherwise its length would show how many, and amplification by
-        sampling holds only while nobody knows that number.
+        Amplification by sampling holds only while nobody knows that number.
         """
         slots = len(there)
         # whole numbers are subtracted: 1 - K (1/K), as XLA computes 1 - K/K, may be less than 0
@@ -148,13 +141,10 @@ PRIVACIES = Slot(
 
 
 class Noise(NamedTuple):
-    """Standard normal numbers for each part: the server's, and those of each slot's device, stacked.
-
-    `devices` is None if the server adds all noise, or if replies came with their devices' noise.
-    """
+    """Standard normal numbers for each part: the server's, and those of each slot's device, stacked."""
 
     server: dict[str, Any]
-    devices: dict[str, Any] | None = None
+    devices: dict[str, Any] | None = None  # None: the server adds all noise, or replies came with their devices'
 
 
 class Released(NamedTuple):
@@ -254,10 +244,8 @@ def draw_words(algorithm: Algorithm, seed: Any, t: Any) -> tuple[Any, Any]:
     """The two words that the draws and the noise of round t follow from: the seed and t, or else words of the key."""
     if algorithm.privacy is None or algorithm.privacy.replay:
         return seed, t
-    if algorithm.privacy.key is None:
-        raise InputError(
-            "privacy.replay", False, "should be True here, where no run has a key from the operating system"
-        )
+    expected = "should be True here, where no run has a key from the operating system"
+    check("privacy.replay", False, algorithm.privacy.key is not None, expected)
     first, second = algorithm.privacy.key
     own = randomness.words(first, second, t, 2)
     return own[0], own[1]
@@ -283,7 +271,7 @@ def normals(shapes: dict[str, Any], words: Array) -> dict[str, Any]:
 
 def quick_normals(shapes: dict[str, Any], words: Array) -> dict[str, Any]:
     """The same for each of many devices: bits from two rounds of mixing, at a fifth of the cost."""
-    numbers = mixed(mixed(jnp.arange(tree.size(shapes), dtype=jnp.uint32) ^ words[0]) ^ words[1])
+    numbers = mixed_words(words, tree.size(shapes))
     return shaped(math.sqrt(2) * jax.lax.erf_inv(2 * randomness.uniform(numbers) - 1), shapes)
 
 
@@ -332,7 +320,7 @@ def release(algorithm: Algorithm, round: Round) -> Released:
 
 def gradient_sum(private: Privacy, round: Round) -> Params:
     """The sum of the clipped gradients, before its noise."""
-    return _sum(_clipped(private, "gradient", round))
+    return tree.total(_clipped(private, "gradient", round))
 
 
 def sums(algorithm: Algorithm, round: Round, g: Params | None) -> dict[str, Any]:
@@ -345,7 +333,7 @@ def sums(algorithm: Algorithm, round: Round, g: Params | None) -> dict[str, Any]
         weights = jnp.where(there, _weights(algorithm.rule, private, grad, g, round.gamma), 0.0)
         delta = scaled(delta, weights)
         total["importance"] = jnp.sum(jnp.abs(weights))
-    total["delta"] = _sum(delta)
+    total["delta"] = tree.total(delta)
     for name, middle in ((WITHIN.name, 0.5), (SQUARE.name, 0.0)):
         if name in private.parts:
             spread = private.deviation(name, private.clip) / math.sqrt(private.K)
@@ -366,30 +354,22 @@ def _clipped(private: Privacy, part: str, round: Round) -> Params:
     stack = round.delta if part == "delta" else round.grad
     own = polar(stack, there)
     if _came_noisy(private, round):  # shortened to what a clipped update with noise can have
-        d = sum(leaf[0].size for leaf in jax.tree.leaves(stack))
+        d = tree.size(stack) // len(there)
         spread = private.deviation(part, private.clip) / math.sqrt(len(round.times))
         most = most + spread * (math.sqrt(d) + SURE)
     length = jnp.where(there & jnp.isfinite(own.norm), jnp.minimum(own.norm, most), 0.0)
     return scaled(own.direction, length)
 
 
-def _sum(stack: Params) -> Params:
-    return jax.tree.map(lambda leaf: jnp.sum(leaf, axis=0), stack)
-
-
 def _noisy(private: Privacy, part: str, total: Params, round: Round) -> Params:
-    """A sum with its noise."""
     assert round.noise is not None
     return tree.add(total, private.noise_of(round.noise, part, round.times > 0), private.deviation(part, private.clip))
 
 
 def _weights(rule: Rule, private: Privacy, grad: Params, g: Params, gamma: Array | None) -> Array:
-    """FOLB's weight of each device, from -1 to 1: its importance, divided by the squared length of the mean gradient.
-
-    `g` is the released gradient. Its squared length contains that of its noise, which is known and subtracted.
-    """
-    d = sum(leaf.size for leaf in jax.tree.leaves(g))
-    added = d * (private.deviation("gradient", private.clip) / private.K) ** 2
+    """FOLB's weight of each device, from -1 to 1: its importance over the squared length of `g`, which is released."""
+    d = tree.size(g)
+    added = d * (private.deviation("gradient", private.clip) / private.K) ** 2  # the length of the noise in `g`
     square = jnp.maximum(tree.dot(g, g) - added, added * math.sqrt(2 / d))
     gamma = None if gamma is None else jnp.clip(jnp.nan_to_num(gamma), 0.0, 1.0)
     importance = rule.importance(tree.dots(grad, g), gamma, square)

@@ -3,8 +3,6 @@
 One call of a block cipher, Threefry with the key (seed, round), serves any number of devices at once; chains of derived
 keys would take several times as long to compile. Anyone who knows the seed can replay any round of any device, in the
 simulator or on the device itself.
-
-Devices are drawn from chances by such words: a multiset with replacement, or a set without.
 """
 
 from __future__ import annotations
@@ -66,10 +64,7 @@ def proportional(importance: Array) -> Array:
 
 
 def draw(u: Array, P: Array, K: int, replacement: bool) -> Multiset:
-    """K devices from the distribution P [N]: independently, or one after another without replacement.
-
-    `u` are random numbers between 0 and 1: K of them, or N without replacement.
-    """
+    """K devices from the distribution P [N], by K numbers `u` between 0 and 1, or N of them without replacement."""
     return multiset(chosen(u, P, K, replacement))
 
 
@@ -83,10 +78,7 @@ def chosen(u: Array, P: Array, K: int, replacement: bool) -> Array:
 
 
 def draw_uniform(words: Array, N: int, K: int, replacement: bool) -> Multiset:
-    """K of N devices with equal chances, at a cost that does not grow with N.
-
-    `words` are random: K of them or, without replacement, two: the key of a permutation whose first K are taken.
-    """
+    """K of N devices with equal chances, by K words or, without replacement, two: the key of a permutation."""
     if replacement:
         return multiset(below(N, words))
     return multiset(shuffled(words, 0, jnp.arange(K), N))
@@ -98,10 +90,7 @@ def draw_by_samples(words: Array, start: Array, samples: Array | int) -> Multise
 
 
 def another_uniform(word: Array, others: Array, N: int) -> Array:
-    """One of N devices with equal chances, not among `others`, at a cost that does not grow with N.
-
-    The others are distinct; a number of N or more stands for no device.
-    """
+    """One of N devices with equal chances, not among the distinct `others`, of which N or more stands for none."""
     place = below(N - jnp.sum(others < N), word)  # among the devices that are left
     before = jnp.sort(others) - jnp.arange(len(others))  # how many of these precede each of the others
     return (place + jnp.sum(before <= place)).astype(jnp.int32)
@@ -120,7 +109,6 @@ def another_by_samples(word: Array, others: Array, start: Array, size: Array) ->
 
 
 def multiset(devices: Array) -> Multiset:
-    """Devices as slots."""
     device = jnp.sort(devices.astype(jnp.int32))
     fresh = jnp.concatenate([jnp.array([True]), device[1:] != device[:-1]])
     times = jnp.where(fresh, jnp.sum(device[:, None] == device[None, :], axis=1), 0)

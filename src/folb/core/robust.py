@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -20,7 +20,7 @@ from jax import Array
 
 from folb.core import randomness, tree
 from folb.core.part import Part, Slot, below, setting, whole
-from folb.core.polar import SMALLEST, clipped, median, over, polar, scaled
+from folb.core.polar import SMALLEST, clipped, median, polar, scaled
 from folb.core.rules import Round, Update, fraction
 from folb.core.selection import MOST
 from folb.errors import InputError
@@ -40,12 +40,10 @@ class Vectors(NamedTuple):
 
     @property
     def n(self) -> Array:
-        """How many count."""
         return jnp.sum(self.counted)
 
     @property
     def even(self) -> Array:
-        """Weights of a mean."""
         return fraction(self.counted.astype(jnp.float32), self.n)
 
 
@@ -53,6 +51,8 @@ class Robust(Part):
     """A centre in place of a rule's mean. One of your own is a class of this base with `centre`."""
 
     needed = ("centre",)
+    of_false: ClassVar[int] = 2  # it holds against f false vectors if there are so many times f,
+    besides: ClassVar[int] = 1  # and so many more
     liars: float = setting("the share of devices that may lie", below(0.5), default=0.2)
     bucket: int = setting(
         "replies are first averaged in random groups of this size", whole(1, 10**4, number=True), default=1
@@ -64,7 +64,7 @@ class Robust(Part):
 
     def needs(self, f: Any) -> Any:
         """How many vectors it needs to hold against f false ones."""
-        return 2 * f + 1
+        return self.of_false * f + self.besides
 
     @property
     def even(self) -> bool:
@@ -85,7 +85,6 @@ class Median(Robust):
     """The median of each coordinate (Yin et al., 2018). A device's weight is its share of the coordinates."""
 
     def centre(self, given: Vectors) -> Update:
-        """Nothing is left of the values but the middle."""
         return _trimmed(given, (given.n - 1) // 2)
 
 
@@ -95,19 +94,15 @@ class TrimmedMean(Robust):
     called = "trimmed_mean"
 
     def centre(self, given: Vectors) -> Update:
-        """Never without all."""
         return _trimmed(given, jnp.minimum(given.liars, (given.n - 1) // 2))
 
 
 class Krum(Robust):
     """Krum (Blanchard et al., 2017): the vector with the smallest sum of squared distances to its n - f - 2 nearest."""
 
-    def needs(self, f: Any) -> Any:
-        """As in the paper."""
-        return 2 * f + 3
+    besides = 3
 
     def centre(self, given: Vectors) -> Update:
-        """One vector."""
         return _nearest(given, jnp.int32(1))
 
 
@@ -115,13 +110,9 @@ class MultiKrum(Robust):
     """Multi-Krum (Blanchard et al., 2017): the mean of the n - f vectors that Krum likes best."""
 
     called = "multi_krum"
-
-    def needs(self, f: Any) -> Any:
-        """As Krum."""
-        return 2 * f + 3
+    besides = 3
 
     def centre(self, given: Vectors) -> Update:
-        """n - f vectors."""
         return _nearest(given, jnp.maximum(given.n - given.liars, 1))
 
 
@@ -131,12 +122,12 @@ class GeometricMedian(Robust):
     called = "geometric_median"
 
     def centre(self, given: Vectors) -> Update:
-        """Each step weighs a vector by its closeness."""
         first, norm = _norm_bound(given), tree.norms(given.stack)
         smallest = 1e-6 * median(norm, given.counted) + SMALLEST
 
         def turn(_: Any, at: Update) -> Update:
-            closeness = jnp.where(given.counted, 1.0 / jnp.maximum(_distances(given.stack, at.delta), smallest), 0.0)
+            away = tree.norms(tree.sub(given.stack, at.delta))
+            closeness = jnp.where(given.counted, 1.0 / jnp.maximum(away, smallest), 0.0)
             return _mean(given.stack, fraction(closeness, jnp.sum(closeness)))
 
         return jax.lax.fori_loop(0, TURNS, turn, Update(first.delta, first.weights))
@@ -151,20 +142,22 @@ class CentredClipping(Robust):
     called = "centred_clipping"
 
     def centre(self, given: Vectors) -> Update:
-        """v after some turns."""
 
         def turn(_: Any, at: Update) -> Update:
-            away = _distances(given.stack, at.delta)
+            away = tree.norms(tree.sub(given.stack, at.delta))
             short = jnp.minimum(1.0, fraction(median(away, given.counted), away)) * given.even
             keeps = 1.0 - jnp.sum(short)
             delta = tree.add(tree.combine(short, given.stack), at.delta, keeps)
             return Update(delta, keeps * at.weights + short)
 
-        return jax.lax.fori_loop(0, TURNS, turn, Update(_zero(given.stack), jnp.zeros_like(given.even)))
+        zero = jax.tree.map(lambda leaf: jnp.zeros_like(leaf[0]), given.stack)
+        return jax.lax.fori_loop(0, TURNS, turn, Update(zero, jnp.zeros_like(given.even)))
 
 
 class NormBound(Robust):
     """The mean of vectors clipped to their median norm (Sun et al., 2019)."""
+
+    of_false = 0  # it bounds liars, and never leaves them out
 
     called = "norm_bound"
 
@@ -173,28 +166,19 @@ class NormBound(Robust):
         """The last bucket may have fewer replies than the others, which then weigh more."""
         return bool(self.bucket == 1)
 
-    def needs(self, f: Any) -> Any:
-        """It bounds liars, and never leaves them out."""
-        return 1
-
     def centre(self, given: Vectors) -> Update:
-        """All count evenly."""
         return _norm_bound(given)
 
 
 class FLTrust(Robust):
     """FLTrust (Cao et al., 2021): vectors as long as the server's own update, weighed by their cosine with it."""
 
+    of_false = 0  # the server trusts its own update
     root: int = setting("training samples that the server has, too", whole(1, 10**6), default=100)
 
     @property
     def own_samples(self) -> int:
-        """They give the update that it trusts."""
         return self.root
-
-    def needs(self, f: Any) -> Any:
-        """The server trusts its own update."""
-        return 1
 
     def centre(self, given: Vectors) -> Update:
         """Vectors that point away from the server's count for nothing."""
@@ -219,7 +203,7 @@ def _trimmed(given: Vectors, trim: Array) -> Update:
     n, left = given.n, jnp.maximum(given.n - 2 * trim, 1)
 
     def kept(leaf: Array) -> Array:
-        rank = jnp.argsort(jnp.argsort(jnp.where(over(given.counted, leaf), leaf, jnp.inf), axis=0), axis=0)
+        rank = jnp.argsort(jnp.argsort(jnp.where(tree.over(given.counted, leaf), leaf, jnp.inf), axis=0), axis=0)
         return jnp.where((rank >= trim) & (rank < n - trim), 1.0 / left, 0.0)
 
     weights = jax.tree.map(kept, given.stack)
@@ -230,8 +214,7 @@ def _trimmed(given: Vectors, trim: Array) -> Update:
 
 def _nearest(given: Vectors, m: Array) -> Update:
     """The mean of the m vectors with the smallest scores of Krum."""
-    pairs = jax.tree.map(lambda leaf: leaf.reshape(len(leaf), -1) @ leaf.reshape(len(leaf), -1).T, given.stack)
-    products = jax.tree.reduce(jnp.add, pairs)
+    products = tree.products(given.stack)
     squares = jnp.maximum(jnp.diag(products)[:, None] + jnp.diag(products) - 2 * products, 0.0)
     others = given.counted[None, :] & given.counted[:, None] & ~jnp.eye(len(squares), dtype=bool)
     ordered = jnp.sort(jnp.where(others, squares, jnp.inf), axis=1)
@@ -250,14 +233,6 @@ def _norm_bound(given: Vectors) -> Update:
 
 def _mean(stack: Params, weights: Array) -> Update:
     return Update(tree.combine(weights, stack), weights)
-
-
-def _distances(stack: Params, centre: Params) -> Array:
-    return tree.norms(jax.tree.map(jnp.subtract, stack, centre))
-
-
-def _zero(stack: Params) -> Params:
-    return jax.tree.map(lambda leaf: jnp.zeros_like(leaf[0]), stack)
 
 
 def check_enough(how: Robust, K: int, different: Callable[[int], int] = int) -> None:
@@ -323,10 +298,7 @@ def recentred(made: Update, how: Robust, round: Round) -> Update:
 
 
 def _buckets(round: Round, counted: Array, size: Any) -> tuple[Array, Array]:
-    """Bucketing (Karimireddy et al., 2022): the part of each reply in each bucket, a mean of `size` random replies.
-
-    The second result says which buckets exist. With size 1 each reply is alone.
-    """
+    """Bucketing (Karimireddy et al., 2022): each reply's part in each mean of `size` random ones; which exist."""
     key = jnp.zeros(2, jnp.uint32) if round.key is None else round.key
     chances = randomness.uniform(randomness.words(key[0], key[1], jnp.arange(len(counted)), 1))[:, 0]
     place = jnp.argsort(jnp.argsort(jnp.where(counted, chances, 2.0)))

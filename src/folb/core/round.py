@@ -1,7 +1,4 @@
-"""The parts of a round that both carriers share: its draw, the effort, its close, and the bytes of its messages.
-
-All randomness is a pure function of (seed, round, device), so any round can be replayed alone.
-"""
+"""The parts of a round that both carriers share: its draw, the effort, its close, and the bytes of its messages."""
 
 from __future__ import annotations
 
@@ -57,8 +54,8 @@ def begin(algorithm: Algorithm, params: Params) -> tuple[State, Any]:
     residual = zeros(params) if codecs.down is not None and codecs.feedback else ()
     average, plan = algorithm.average.init(params), algorithm.asynchrony
     queue = () if plan is None else empty_queue(plan.concurrency, params)
-    state = State(params, algorithm.server.init(params), shared, average, size, residual=residual, queue=queue)
-    return state._replace(clip=privacy.first_clip(algorithm)), own
+    memory, clip = algorithm.server.init(params), privacy.first_clip(algorithm)
+    return State(params, memory, shared, average, size, residual=residual, queue=queue, clip=clip), own
 
 
 def over_rounds(algorithm: Algorithm, rounds: int) -> Algorithm:
@@ -105,15 +102,11 @@ def model_sent(algorithm: Algorithm, state: State, key: Any = None) -> Params:
 
 
 class Closed(NamedTuple):
-    """A round after its close: the state it led to, its update, and the memory of its devices, stacked.
-
-    `weights` is what each reply weighs in the server's step. If that step is no multiple of the update (its gain is not
-    known), it is what the reply weighs in the update.
-    """
+    """A round after its close: the state it led to, its update, and the memory of its devices, stacked."""
 
     state: State
     update: Update
-    weights: Array
+    weights: Array  # of the replies in the server's step or, if its gain is not known, in the update
     updated: Array  # whether the model changed: some reply was usable, and some weight not zero
     own: Any
 
@@ -126,7 +119,7 @@ def close(algorithm: Algorithm, state: State, round: Round) -> Closed:
     remembers = algorithm.memory
     start = model_sent(algorithm, state, round.key) if round.start is None else round.start
     round = round._replace(shared=state.shared, start=start)
-    if remembers is not None and remembers.shifts and algorithm.sees_gradients:
+    if algorithm.sees_gradients:
         round = round._replace(shift=shifts(algorithm, state, round.own, round.steps, round.N))
     if algorithm.attack is not None:
         round = with_lies(algorithm.attack, round)
@@ -193,10 +186,7 @@ def sets(draw: Draw, selection: Selection, seed: Array | int, t: Array | int) ->
 
 
 def shifts(algorithm: Algorithm, state: State, own: Any, steps: Any, N: Any) -> Params | None:
-    """The linear term that each device is sent, stacked like `own`; None if nothing is sent.
-
-    `steps` are the local steps of each device, and N is the number of devices.
-    """
+    """The linear term that each device is sent, stacked like `own`, by its local `steps`; None if nothing is sent."""
     memory = algorithm.memory
     if memory is None or not memory.shifts:
         return None
@@ -261,7 +251,7 @@ def managed(
     more, system = asked_for(system), given_work(system, solver.epochs)
     if not more:
         return batches, jax.vmap(system)(home, draws, cost)
-    exchange = Exchange() if exchange is None else exchange
+    exchange = exchange or Exchange()
     each = {name: jnp.broadcast_to(jnp.float32(getattr(exchange, name)), who.shape) for name in ("down", "up")}
     # the first two of four words are those of `home`
     kept = randomness.uniform(randomness.words(seed, randomness.HOME, who, 4)[:, 2:])
@@ -274,8 +264,7 @@ def managed(
 def first_replies(drawn: Multiset, effort: Effort, wanted: int, ties: Array) -> tuple[Effort, Array]:
     """Over-selection: the round ends with the first `wanted` usable replies, each counted as often as it was drawn.
 
-    Later replies are lost. Replies that come at the same moment are in the order of `ties`. The second result is the
-    moment of the last reply that counts; if fewer than `wanted` come, there is none.
+    Later replies are lost; `ties` orders those of one moment. The second result is the round's end, or infinity.
     """
     usable = (drawn.times > 0) & ~effort.lost
     order = jnp.lexsort((ties, jnp.where(usable, effort.seconds, jnp.inf)))
@@ -287,11 +276,7 @@ def first_replies(drawn: Multiset, effort: Effort, wanted: int, ties: Array) -> 
 
 
 def update_of(algorithm: Algorithm, round: Round) -> Update:
-    """What the rule makes of a round: guarded first, then robust.
-
-    A reply that these reject or shorten must not change the model in another way: by the server step, a memory or the
-    step size. So these see the round `shortened`.
-    """
+    """What the rule makes of a round: guarded first, then robust."""
     if algorithm.guard is not None:
         made = algorithm.guard.update(algorithm.rule, round)
     else:
@@ -300,7 +285,10 @@ def update_of(algorithm: Algorithm, round: Round) -> Update:
 
 
 def shortened(algorithm: Algorithm, round: Round) -> Round:
-    """The round as the server step, the memories and the step size see it: long replies cut, rejected ones left out."""
+    """The round as the server step, the memories and the step size see it: long replies cut, rejected ones left out.
+
+    What the guard or the robust centre rejects or shortens must not change the model in another way.
+    """
     if algorithm.guard is not None:
         round = algorithm.guard.bounded(round)
     return round if algorithm.robust is None else robust.bounded(round)

@@ -2,14 +2,12 @@
 
 Sorting random keys is the most expensive step of a compiled round on a CPU, and each device would need room for the
 order of the largest device's samples. Here the sample at position j of a shuffled pass is a keyed bijection of j, so
-any batch of any pass takes a few integer operations.
-
-The same function works on jax arrays in the simulator and on NumPy arrays on a real device, which may not have jax.
+any batch of any pass takes a few integer operations, on jax arrays or, on a real device, NumPy's.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import functools
 from typing import Any
 
 import numpy as np
@@ -43,18 +41,18 @@ def shuffled(words: Any, epoch: Any, position: Any, size: Any) -> Any:
         bit = mixed(xp.maximum(x, partner) ^ salt) >> 31
         return xp.where(bit == 1, partner, x)
 
-    return _in_turn(swap_or_not, x, (c[:ROUNDS], salt[:ROUNDS])).astype(xp.int32)
-
-
-def _in_turn(f: Callable[..., Any], x: Any, drawn: tuple[Any, Any]) -> Any:
-    """f(… f(f(x, drawn_1), drawn_2) …): a plain loop for NumPy arrays, and a loop that compiles fast for jax arrays."""
+    drawn = c[:ROUNDS], salt[:ROUNDS]
     if isinstance(x, np.ndarray):
-        for pair in zip(*drawn, strict=True):
-            x = f(x, pair)
-        return x
-    import jax
+        return functools.reduce(swap_or_not, zip(*drawn, strict=True), x).astype(xp.int32)
+    import jax  # whose loop compiles fast
 
-    return jax.lax.scan(lambda x, pair: (f(x, pair), None), x, drawn, unroll=UNROLL)[0]
+    return jax.lax.scan(lambda x, pair: (swap_or_not(x, pair), None), x, drawn, unroll=UNROLL)[0].astype(xp.int32)
+
+
+def mixed_words(words: Any, n: int) -> Any:
+    """n random 32-bit integers from two random words."""
+    xp = words.__array_namespace__()
+    return mixed(mixed(xp.arange(n, dtype=xp.uint32) ^ words[0]) ^ words[1])
 
 
 def mixed(h: Any) -> Any:

@@ -3,10 +3,8 @@
 The coordinates are shuffled, each gets a random sign, and equal parts of them are added up: s = R g, with one +1 or -1
 in each column of R. So <R a, R b> is <a, b> on average, with a standard deviation of about
 sqrt((||a||^2 ||b||^2 + <a, b>^2) / m) for m numbers. R is a function of two random words that the server and all
-devices of a round share. It takes one pass over the vector, and the same function runs in jax and in NumPy.
-
-With fewer than 32 bits a number is rounded to 2^bits levels; with one bit only its sign is kept. `scale` is then the
-largest number, or the size that keeps the norm.
+devices of a round share. With fewer than 32 bits a number is rounded to 2^bits levels, and `scale` is the largest; with
+one bit only its sign is kept, and `scale` keeps the norm.
 """
 
 from __future__ import annotations
@@ -14,7 +12,7 @@ from __future__ import annotations
 from typing import Any
 
 from folb.core.shuffle import mixed, shuffled
-from folb.core.vector import flat, namespace, over_largest
+from folb.core.vector import flat, in_rows, namespace, over_largest
 from folb.typing import Params
 
 BITS = (1, 2, 4, 8, 32)
@@ -47,9 +45,8 @@ def packed(s: Any, bits: int) -> Any:
 def to_bytes(level: Any, bits: int) -> Any:
     """Whole numbers of so many bits, in as few bytes as hold them."""
     xp, each = namespace(level), 8 // bits
-    padded = xp.concat([level, xp.zeros(-level.shape[0] % each, dtype=xp.uint32)]).reshape(-1, each)
     shift = xp.arange(each, dtype=xp.uint32) * xp.uint32(bits)
-    return xp.sum(padded << shift, axis=1).astype(xp.uint8)
+    return xp.sum(in_rows(level, each) << shift, axis=1).astype(xp.uint8)
 
 
 def from_bytes(codes: Any, bits: int, m: int) -> Any:

@@ -3,20 +3,16 @@
 A system model is a function (home, draws, cost) -> Effort for one device in one round. `home` and `draws` are two
 random numbers each, between 0 and 1. `home` depends on (seed, device) and is for a device's lasting properties, such as
 its speed; `draws` depends on (seed, round, device). Neither depends on the algorithm, so every algorithm meets the same
-devices. `cost` is the number of mini-batch steps in one unit of work.
-
-An argument `asked=None` has the units of work that an algorithm asks for (`local.epochs`), if it asks for some.
-
-The function may have further arguments, by name (KNOWN): the bytes of the device's messages, the clock, its number. A
-model that asks for bytes is also asked about exchanges without work: a survey, and the gradients of S_2. `cost` is then
-0.
+devices. `cost` is the number of mini-batch steps in one unit of work. An argument `asked=None` has the units of work
+that an algorithm asks for (`local.epochs`), if it asks for some. Other arguments are in KNOWN. A model that asks for
+bytes is also asked about exchanges without work, of cost 0: a survey, and the gradients of S_2.
 """
 
 from __future__ import annotations
 
 import inspect
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Annotated, Any, NamedTuple
 
@@ -26,6 +22,7 @@ from jax import Array
 from jax.tree_util import Partial
 
 from folb.core.clock import LONGEST
+from folb.core.part import Range
 from folb.errors import InputError, check_number, choose
 
 
@@ -89,28 +86,50 @@ High = Annotated[int, "most work"]
 Rate = Annotated[float, "chance that a device drops out of a round"]
 
 
+def _at_most(most: float) -> Range:
+    return Range(lambda value: (value >= 0) & (value <= most), f"should be at least 0, and at most {most:g}")
+
+
+def _units(least: Any) -> Range:
+    return Range(
+        lambda work: (work >= least) & (work <= MOST) & (work == work // 1),
+        f"should be a whole number from {least} to {MOST}",
+    )
+
+
+RATE = Range(
+    lambda rate: (rate >= RATES[0]) & (rate <= RATES[1]), "should be more than 0: from {:g} to {:g}".format(*RATES)
+)
+TIME = Range(lambda time: (time > 0) & (time <= LONGEST), f"should be more than 0, and at most {LONGEST:g} seconds")
+RANGES = {
+    **dict.fromkeys(("work", "low"), _units(1)),
+    **dict.fromkeys(("speed", "up_mbit", "down_mbit"), RATE),
+    **dict.fromkeys(("tau", "delay"), TIME),
+    **dict.fromkeys(("speed_spread", "delay_spread", "up_spread", "down_spread", "latency_spread"), _at_most(WIDEST)),
+    "latency": _at_most(LONGEST),
+    "dropout": Range(lambda rate: (rate >= 0) & (rate <= 1), "should be between 0 and 1"),
+}
+
+
+def _checked(**numbers: Any) -> dict[str, Any]:
+    for name, value in numbers.items():
+        within = _units(numbers["low"]) if name == "high" else RANGES[name]
+        check_number(name, value, within.holds, within.words)
+    return numbers
+
+
 def fixed(*, work: Annotated[int, "units of work per device and round"] = 20, dropout: Rate = 0.0) -> System:
     """Every device does the same work: a mini-batch step takes a second, messages take none."""
-    _check_work("work", work, 1)
-    _check_dropout(dropout)
-    return Partial(_fixed, work=work, dropout=dropout)
+    return Partial(_fixed, **_checked(**locals()))
 
 
 def _fixed(home: Array, draws: Array, cost: Array, *, work: Array, dropout: Array, asked: Any = None) -> Effort:
     return _uniform(home, draws, cost, low=work, high=work, dropout=dropout, asked=asked)
 
 
-def uniform(
-    *,
-    low: Low = 1,
-    high: High = 20,
-    dropout: Rate = 0.0,
-) -> System:
+def uniform(*, low: Low = 1, high: High = 20, dropout: Rate = 0.0) -> System:
     """Sec. VI: work uniform in low .. high for each device and round; a mini-batch step takes a second."""
-    _check_work("low", low, 1)
-    _check_work("high", high, low)
-    _check_dropout(dropout)
-    return Partial(_uniform, low=low, high=high, dropout=dropout)
+    return Partial(_uniform, **_checked(**locals()))
 
 
 def _uniform(
@@ -137,44 +156,20 @@ def deadline(
 
     Its reply is lost if it arrives after tau, or if the time is too short for one unit of work.
     """
-    _check_rates(speed=speed)
-    _check_times(tau=tau, delay=delay)
-    _check_spreads(speed_spread=speed_spread, delay_spread=delay_spread)
-    _check_dropout(dropout)
-    return Partial(
-        _deadline,
-        tau=tau,
-        speed=speed,
-        speed_spread=speed_spread,
-        delay=delay,
-        delay_spread=delay_spread,
-        dropout=dropout,
-    )
+    return Partial(_deadline, **_checked(**locals()))
 
 
-def _deadline(
-    home: Array,
-    draws: Array,
-    cost: Array,
-    *,
-    tau: Array,
-    speed: Array,
-    speed_spread: Array,
-    delay: Array,
-    delay_spread: Array,
-    dropout: Array,
-    asked: Any = None,
-) -> Effort:
+def _deadline(home: Array, draws: Array, cost: Array, *, asked: Any = None, **of: Array) -> Effort:
     spread = jax.scipy.special.ndtri(home)  # normal
-    steps_per_second = speed * jnp.exp(speed_spread * spread[0])
-    mean_delay = delay * jnp.exp(delay_spread * spread[1])
+    steps_per_second = of["speed"] * jnp.exp(of["speed_spread"] * spread[0])
+    mean_delay = of["delay"] * jnp.exp(of["delay_spread"] * spread[1])
     T_c = mean_delay * jnp.log(100.0)  # the 99th percentile of an exponential of that mean
-    work = jnp.minimum(jnp.maximum(tau - T_c, 0.0) * steps_per_second / cost, MOST).astype(jnp.int32)
+    work = jnp.minimum(jnp.maximum(of["tau"] - T_c, 0.0) * steps_per_second / cost, MOST).astype(jnp.int32)
     short = work < (1 if asked is None else asked)
     work = work if asked is None else jnp.int32(asked)
     arrival = work * cost / steps_per_second - mean_delay * jnp.log(draws[0])
-    lost = (arrival > tau) | short | (draws[1] < dropout)
-    return Effort(jnp.where(lost, 0, work), jnp.where(lost, tau, arrival), lost)
+    lost = (arrival > of["tau"]) | short | (draws[1] < of["dropout"])
+    return Effort(jnp.where(lost, 0, work), jnp.where(lost, of["tau"], arrival), lost)
 
 
 class Link(NamedTuple):
@@ -209,81 +204,40 @@ def network(
     Work is uniform in low .. high. With tau, a device stops early enough to reply in time; if that leaves less than
     one unit, its reply is lost.
     """
-    _check_rates(speed=speed, up_mbit=up_mbit, down_mbit=down_mbit)
-    _check_between("latency", latency, LONGEST)
-    _check_spreads(
-        speed_spread=speed_spread, up_spread=up_spread, down_spread=down_spread, latency_spread=latency_spread
-    )
-    return Partial(
-        _network,
-        speed=speed,
-        speed_spread=speed_spread,
-        up_mbit=up_mbit,
-        up_spread=up_spread,
-        down_mbit=down_mbit,
-        down_spread=down_spread,
-        latency=latency,
-        latency_spread=latency_spread,
-        **rounds(low, high, tau, dropout),
-    )
+    own = locals()
+    shared = rounds(*(own.pop(name) for name in ("low", "high", "tau", "dropout")))
+    return Partial(_network, **_checked(**own), **shared)
 
 
 def _network(
-    home: Array,
-    draws: Array,
-    cost: Array,
-    down: Array,
-    up: Array,
-    more: Array,
-    *,
-    speed: Array,
-    speed_spread: Array,
-    up_mbit: Array,
-    up_spread: Array,
-    down_mbit: Array,
-    down_spread: Array,
-    latency: Array,
-    latency_spread: Array,
-    **round: Array,
+    home: Array, draws: Array, cost: Array, down: Array, up: Array, more: Array, *, asked: Any = None, **of: Array
 ) -> Effort:
     own, messages = jax.scipy.special.ndtri(home), jax.scipy.special.ndtri(more)  # normal
     link = Link(
-        speed * jnp.exp(speed_spread * own[0]),
-        up_mbit * jnp.exp(up_spread * messages[0]),
-        down_mbit * jnp.exp(down_spread * messages[1]),
-        latency * jnp.exp(latency_spread * own[1]),
+        of["speed"] * jnp.exp(of["speed_spread"] * own[0]),
+        of["up_mbit"] * jnp.exp(of["up_spread"] * messages[0]),
+        of["down_mbit"] * jnp.exp(of["down_spread"] * messages[1]),
+        of["latency"] * jnp.exp(of["latency_spread"] * own[1]),
     )
-    return exchanged(link, draws, cost, down, up, **round)
+    return exchanged(link, draws, cost, down, up, of, asked)
 
 
 def rounds(low: int, high: int, tau: float | None, dropout: float) -> dict[str, Any]:
     """The numbers of `exchanged`, checked."""
-    _check_work("low", low, 1)
-    _check_work("high", high, low)
-    if tau is not None:
-        _check_times(tau=tau)
-    _check_dropout(dropout)
-    return {"low": low, "high": high, "tau": math.inf if tau is None else tau, "dropout": dropout}
+    _checked(low=low, high=high, dropout=dropout)
+    end = math.inf if tau is None else _checked(tau=tau)["tau"]
+    return {"low": low, "high": high, "tau": end, "dropout": dropout}
 
 
 def exchanged(
-    link: Link,
-    draws: Array,
-    cost: Array,
-    down: Array,
-    up: Array,
-    *,
-    low: Array,
-    high: Array,
-    tau: Array,
-    dropout: Array,
-    asked: Any = None,
+    link: Link, draws: Array, cost: Array, down: Array, up: Array, round: Mapping[str, Any], asked: Any
 ) -> Effort:
     """One exchange with a device: it is sent `down` bytes, works, and sends `up` bytes.
 
     It works for `asked` units, or for as many as it manages. Without tau, the server waits for a lost reply until it
     would have come. Nothing takes longer than LONGEST.
     """
+    low, high, tau, dropout = (round[name] for name in ("low", "high", "tau", "dropout"))
     messages = jnp.minimum(link.latency + 8e-6 * (down / link.down + up / link.up), LONGEST)  # bytes over Mbit/s
     unit = jnp.minimum(cost / link.speed, LONGEST)
     late = messages + unit * (1 if asked is None else asked) > tau
@@ -296,44 +250,5 @@ def exchanged(
     return Effort(jnp.where(lost, 0, work), jnp.where(lost, waiting, arrival), lost)
 
 
-def _check_work(field: str, work: Any, least: Any) -> None:
-    def whole(work: Any) -> Any:
-        return (work >= least) & (work <= MOST) & (work == work // 1)
-
-    check_number(field, work, whole, f"should be a whole number from {least} to {MOST}")
-
-
-def _check_rates(**rates: float) -> None:
-    least, most = RATES
-    for name, rate in rates.items():
-        expected = f"should be more than 0: from {least:g} to {most:g}"
-        check_number(name, rate, lambda rate: (rate >= least) & (rate <= most), expected)
-
-
-def _check_times(**times: float) -> None:
-    for name, time in times.items():
-        expected = f"should be more than 0, and at most {LONGEST:g} seconds"
-        check_number(name, time, lambda time: (time > 0) & (time <= LONGEST), expected)
-
-
-def _check_spreads(**spreads: float) -> None:
-    for name, spread in spreads.items():
-        _check_between(name, spread, WIDEST)
-
-
-def _check_between(name: str, value: float, most: float) -> None:
-    check_number(
-        name, value, lambda value: (value >= 0) & (value <= most), f"should be at least 0, and at most {most:g}"
-    )
-
-
-def _check_dropout(dropout: float) -> None:
-    check_number("dropout", dropout, lambda rate: (rate >= 0) & (rate <= 1), "should be between 0 and 1")
-
-
-SYSTEMS: dict[str, Callable[..., System]] = {
-    "fixed": fixed,
-    "uniform": uniform,
-    "deadline": deadline,
-    "network": network,
-}
+MADE: tuple[Callable[..., System], ...] = (fixed, uniform, deadline, network)
+SYSTEMS = {one.__name__: one for one in MADE}

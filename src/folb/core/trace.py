@@ -12,39 +12,30 @@ import numpy as np
 from jax import Array
 
 from folb.core.system import Effort, Link, exchanged
-from folb.errors import InputError
+from folb.errors import check
 
 ROUNDING = 4e-7  # of the clock, which has 24 bits
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True)
 class Source:
     """Where a trace is from, only for errors: traces of one shape share one program, wherever they are from."""
 
-    path: str = ""
-    line: int = 0  # of the device with the largest number
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, Source)
-
-    def __hash__(self) -> int:
-        return 0
+    path: str = field(default="", compare=False)
+    line: int = field(default=0, compare=False)  # of the device with the largest number
 
 
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class Trace:
-    """The lines of a trace, sorted by device and time. A device is online from `begin` to `end` of each of its lines.
-
-    Lines that touch are one stay, which ends at `leaves`. Times repeat after `period` seconds; it may be infinite.
-    """
+    """The lines of a trace, by device and time. A device is online from `begin` to `end` of each of its lines."""
 
     first: Any  # [N + 1] device k has the lines first[k] to first[k + 1] - 1
     begin: Any  # [lines]
     end: Any
-    leaves: Any
+    leaves: Any  # the end of a stay: of lines that touch
     link: Link
-    period: Any
+    period: Any  # seconds after which times repeat; may be infinite
     round: dict[str, Any]  # the numbers of `exchanged`
     halvings: int = field(metadata={"static": True})  # that find one line among those of a device
     source: Source = field(default_factory=Source, metadata={"static": True})
@@ -60,13 +51,10 @@ class Trace:
         device: Array,
         asked: Any = None,
     ) -> Effort:
-        """As in `network`, with the numbers of the device's line at this moment.
-
-        If the device goes offline before its reply has come, the reply is lost, and the server knows it then.
-        """
+        """As in `network`, by the device's line at this moment. A reply after it goes offline is lost."""
         line, online = self._line(device, now)
         link = Link(*(jnp.asarray(numbers)[line] for numbers in self.link))
-        effort = exchanged(link, draws, cost, down, up, **self.round, asked=asked)
+        effort = exchanged(link, draws, cost, down, up, self.round, asked)
         left = jnp.where(online, jnp.asarray(self.leaves)[line] - self._phase(now), 0.0)
         lost = effort.lost | (effort.seconds > left)
         return Effort(jnp.where(lost, 0, effort.work), jnp.minimum(effort.seconds, left), lost)
@@ -84,11 +72,9 @@ class Trace:
     def check(self, N: int) -> None:
         """Raise an `InputError` unless these are the devices of a federation of N."""
         count = len(self.first) - 1
-        if count > N:
-            where = f"{self.source.path}, line {self.source.line}: device"
-            raise InputError(where, count - 1, f"should be at most {N - 1}: the federation has {N} devices")
-        if count < N:
-            raise InputError(f"{self.source.path}: device", count, f"has no line; devices are 0 to {N - 1}")
+        where = f"{self.source.path}, line {self.source.line}: device"
+        check(where, count - 1, count <= N, f"should be at most {N - 1}: the federation has {N} devices")
+        check(f"{self.source.path}: device", count, count == N, f"has no line; devices are 0 to {N - 1}")
 
     @property
     def digest(self) -> str:
@@ -102,10 +88,7 @@ class Trace:
         return jnp.where(jnp.isfinite(self.period), jnp.mod(now, self.period), now)
 
     def _phase(self, now: Array) -> Array:
-        """The time within the period, plus a little more than its rounding error.
-
-        A round often ends, or begins, just when a device leaves or comes: that moment counts as past.
-        """
+        """The time within the period. A moment at which a device leaves or comes counts as past, for all rounding."""
         return self._within(now * (1 + ROUNDING))
 
     def _line(self, device: Array, now: Array) -> tuple[Array, Array]:

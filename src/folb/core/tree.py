@@ -11,31 +11,27 @@ from jax.tree_util import Partial
 
 from folb.core.part import register_with
 from folb.core.vector import size as size
-from folb.errors import InputError
+from folb.errors import InputError, check
 from folb.typing import Params
 
 register_with(jax.tree_util.register_dataclass)
 
 
 def add(a: Params, b: Params, scale: Any = 1.0) -> Params:
-    """a + scale * b."""
     return jax.tree.map(lambda u, v: u + scale * v, a, b)
 
 
 def sub(a: Params, b: Params) -> Params:
-    """a - b."""
     return jax.tree.map(jnp.subtract, a, b)
 
 
 def divided(a: Params, by: Any) -> Params:
-    """a / by."""
     return jax.tree.map(lambda u: u / by, a)
 
 
 def dot(a: Params, b: Params) -> Array:
     """<a, b> over all leaves."""
-    parts = jax.tree.map(lambda u, v: jnp.vdot(u, v), a, b)
-    return jax.tree.reduce(jnp.add, parts, jnp.float32(0))
+    return jax.tree.reduce(jnp.add, jax.tree.map(jnp.vdot, a, b), jnp.float32(0))
 
 
 def norm(a: Params) -> Array:
@@ -53,14 +49,30 @@ def norms(stack: Params) -> Array:
     return jax.vmap(norm)(stack)
 
 
+def products(stack: Params) -> Array:
+    """<a_j, a_k> for each pair of entries of a stack: [K, K]."""
+    pairs = jax.tree.map(lambda leaf: leaf.reshape(len(leaf), -1) @ leaf.reshape(len(leaf), -1).T, stack)
+    return jax.tree.reduce(jnp.add, pairs)
+
+
+def over(values: Array, leaf: Array) -> Array:
+    """One value per entry of a stack, shaped to broadcast over a leaf."""
+    return values.reshape((-1,) + (1,) * (leaf.ndim - 1))
+
+
+def scaled(stack: Params, factors: Array) -> Params:
+    """factor_k a_k; an entry whose factor is 0 is 0, whatever it holds."""
+    return jax.tree.map(lambda leaf: jnp.where(over(factors == 0, leaf), 0, over(factors, leaf) * leaf), stack)
+
+
+def total(stack: Params) -> Params:
+    """sum_k a_k."""
+    return jax.tree.map(lambda leaf: jnp.sum(leaf, axis=0), stack)
+
+
 def combine(weights: Array, stack: Params) -> Params:
     """sum_k weights_k a_k. An entry of weight 0 adds nothing, whatever it holds."""
-
-    def weighted(leaf: Array) -> Array:
-        w = weights.reshape((-1,) + (1,) * (leaf.ndim - 1))
-        return jnp.sum(jnp.where(w == 0, 0, w * leaf), axis=0)
-
-    return jax.tree.map(weighted, stack)
+    return total(scaled(stack, weights))
 
 
 def where(condition: Array, a: Params, b: Params) -> Params:
@@ -88,5 +100,4 @@ def check_like(field: str, made: Params, wanted: Params) -> None:
         return f"{known.dtype}{list(known.shape)}"
 
     kinds, expected = (jax.tree.map(kind, tree) for tree in (made, wanted))
-    if kinds != expected:
-        raise InputError(field, kinds, f"should be {expected}")
+    check(field, kinds, kinds == expected, f"should be {expected}")

@@ -3,8 +3,7 @@
 The function's arguments name what it needs (KNOWN), and only that is computed. Its keyword-only arguments are numbers,
 which can be swept, or whole numbers that fix the shape. It returns a number, an array, a dict of arrays, or a tree of
 the model's shape, in float32 or, if it was packed, in bytes (uint8). A function that is written with `folb.core.vector`
-runs both in the simulator and on a real device. The size in bytes follows from the result. The server checks the
-shapes, and that every number is between `least` and `most`.
+runs both in the simulator and on a real device. The server checks the shapes, and that numbers are in their bounds.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ from typing import Any
 
 from folb.core.sketch import BITS, MOST, packed, sketched
 from folb.core.vector import each, namespace, norm
-from folb.errors import InputError, check_whole, choose
+from folb.errors import InputError, check, check_whole, choose
 from folb.typing import Params
 
 LARGEST = 1e15  # norm of an upload: the product of two larger ones overflows 32 bits
@@ -32,13 +31,7 @@ KNOWN = {
     "key": "two random words that all devices of the round share",
     "mean": "the estimate (10) of grad f, which a two-phase server sends with the model",
 }
-BEFORE_WORK = (
-    "params",
-    "grad",
-    "loss",
-    "mu",
-    "key",
-)  # what a device has before it works: all that a survey can ask for
+BEFORE_WORK = ("params", "grad", "loss", "mu", "key")  # all that a survey can ask for
 
 
 @dataclass(frozen=True)
@@ -63,27 +56,8 @@ class Upload:
         return self.compute(*(known[name] for name in self.needs), **self.numbers, **dict(self.sizes))
 
 
-def _update(delta: Params) -> Params:
-    return delta
-
-
-def _gradient(grad: Params) -> Params:
-    return grad
-
-
-def _norm(grad: Params) -> Any:
-    return norm(grad)
-
-
-def _loss(loss: Any) -> Any:
-    return loss
-
-
 def inexactness(delta: Params, grad: Params, after: Params, mu: Any) -> Any:
-    """gamma_k = ||grad h_k(w_k, w^t)|| / ||grad h_k(w^t, w^t)|| of Assumption 4 and Sec. V.
-
-    At a stationary point (0/0) the device has nothing to improve: gamma_k = 0.
-    """
+    """gamma_k = ||grad h_k(w_k, w^t)|| / ||grad h_k(w^t, w^t)|| of Assumption 4 and Sec. V; 0 at a stationary point."""
     before = norm(grad)
     left = norm(each(lambda g, d: g + mu * d, after, delta))
     xp = namespace(before)
@@ -103,17 +77,16 @@ def _sketch(grad: Params, key: Any, *, m: int, bits: int) -> Any:
 def sketch(m: int = 256, bits: int = 32) -> Upload:
     """A sketch of the gradient: m numbers of so many bits."""
     check_whole("sketch", m, 1, MOST)
-    if bits not in BITS:
-        raise InputError("bits", bits, f"should be one of {', '.join(map(str, BITS))}")
+    check("bits", bits, bits in BITS, f"should be one of {', '.join(map(str, BITS))}")
     return Upload("sketch", _sketch, sizes=(("m", int(m)), ("bits", int(bits))))
 
 
-DELTA = Upload("delta", _update)  # every device of S_1 sends it
-GRAD = Upload("grad", _gradient)
+DELTA = Upload("delta", lambda delta: delta)  # every device of S_1 sends it
+GRAD = Upload("grad", lambda grad: grad)
 GAMMA = Upload("gamma", _gamma, {"most": 1.0}, least=0.0, most=1.0)
 UNCLAMPED_GAMMA = replace(GAMMA, numbers={"most": math.inf}, most=LARGEST)
-NORM = Upload("norm", _norm, least=0.0)
-LOSS = Upload("loss", _loss)
+NORM = Upload("norm", lambda grad: norm(grad), least=0.0)
+LOSS = Upload("loss", lambda loss: loss)
 ENCODED = (DELTA, GRAD)  # what goes through the codec of an algorithm: the uploads of the model's shape
 
 # names that mean something else: in `compose`, in a message, or where a device computes its own weight

@@ -1,7 +1,4 @@
-"""The code of the parts that a user wrote.
-
-On Flower no whole run is compiled: only this code shows that a rule was edited.
-"""
+"""The code of the parts that a user wrote: on Flower, where no run is compiled, it shows that a rule was edited."""
 
 from __future__ import annotations
 
@@ -29,10 +26,7 @@ CONSTANTS = (bool, int, float, complex, str, bytes, type(None), np.generic)
 
 
 def user_code(parts: Any) -> str:
-    """The code of all functions in `parts` that are not folb's; empty if there are none. Comments do not count.
-
-    What a function uses of its own files counts, too: other functions, constants, and the values that it was made with.
-    """
+    """The code of all functions in `parts` that are not folb's, and what they use of their files, without comments."""
     return "\n".join(_pieces(parts, own=False, seen={}))
 
 
@@ -45,9 +39,9 @@ def _pieces(part: Any, own: bool, seen: dict[tuple[int, bool], Any]) -> Iterator
     if (id(part), own) in seen:  # a function that calls itself, for instance
         return
     seen[id(part), own] = part  # kept, so that no other part gets its id
-    if isinstance(part, np.ndarray | jax.Array):
+    if isinstance(part, np.ndarray | jax.Array | set | frozenset):
         if own:
-            yield _digest(part)
+            yield str(sorted(map(repr, part))) if isinstance(part, set | frozenset) else _digest(part)
     elif isinstance(part, partial):
         yield from _all((part.func, part.args, part.keywords), own, seen)
     elif isinstance(part, SimpleNamespace):
@@ -57,18 +51,13 @@ def _pieces(part: Any, own: bool, seen: dict[tuple[int, bool], Any]) -> Iterator
         yield from _all((*kind, *part), own, seen)
     elif isinstance(part, Mapping):
         yield from _all((*part.keys(), *part.values()), own, seen)
-    elif isinstance(part, set | frozenset):
-        if own:
-            yield str(sorted(map(repr, part)))
     elif isinstance(part, MethodType):
         yield from _all((part.__func__, part.__self__), own, seen)
     elif isinstance(part, type):
         if not _is_library(part):
             yield _source(part)
             members = [getattr(member, "fget", getattr(member, "__func__", member)) for member in vars(part).values()]
-            methods = [
-                one for one in members if inspect.isfunction(one) or _wrapped(one)
-            ]  # jax.jit of one, for instance
+            methods = (one for one in members if inspect.isfunction(one) or _wrapped(one))  # also jax.jit of one
             yield from _all((*part.__bases__, *methods), own, seen)
             yield from _all(filter(is_dataclass, members), True, seen)  # such as an upload that its class asks for
         elif own:
@@ -95,7 +84,6 @@ def _pieces(part: Any, own: bool, seen: dict[tuple[int, bool], Any]) -> Iterator
 
 
 def _name(thing: Any) -> str:
-    """What a library calls it."""
     return f"{getattr(thing, '__module__', '')}.{getattr(thing, '__qualname__', type(thing).__qualname__)}"
 
 
@@ -132,10 +120,8 @@ def _is_library(thing: Any) -> bool:
 def _held(function: FunctionType) -> Iterator[Any]:
     """The values that a function took with it from the function that made it, and its arguments' defaults."""
     for cell in function.__closure__ or ():
-        try:
+        with contextlib.suppress(ValueError):  # not set yet
             yield cell.cell_contents
-        except ValueError:  # not set yet
-            continue
     yield from function.__defaults__ or ()
     yield from (function.__kwdefaults__ or {}).values()
 

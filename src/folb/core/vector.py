@@ -1,7 +1,6 @@
-"""Parameter trees as vectors, whether their arrays are jax's or NumPy's.
+"""Parameter trees as vectors, whether trees of jax arrays, as in the simulator, or dicts of NumPy's, as on a device.
 
-The simulator has trees of jax arrays; a real device has a dict of NumPy arrays. A local step or an upload that is
-written with these functions runs on both, and the device does not need jax.
+A local step or an upload that is written with these functions runs on both, and the device does not need jax.
 """
 
 from __future__ import annotations
@@ -44,11 +43,9 @@ def scaled(a: Params, factor: Any) -> Params:
 
 
 def over_largest(a: Any, largest: Any) -> Any:
-    """a / largest, from -1 to 1, where `largest` is the largest absolute value; 0 if that is 0.
-
-    XLA multiplies by 1 / largest, which counts as 0 if `largest` is above 2^126: so both are made smaller first.
-    """
+    """a / largest, from -1 to 1, where `largest` is the largest absolute value; 0 if that is 0."""
     xp = namespace(largest)
+    # XLA multiplies by 1 / largest, which counts as 0 if `largest` is above 2^126: so both are made smaller first
     shrink = xp.where(largest > 1, xp.float32(2**-8), xp.float32(1))
     return a * shrink / (xp.where(largest > 0, largest, xp.float32(1)) * shrink)
 
@@ -62,6 +59,12 @@ def flat(a: Params) -> Any:
     """All numbers of a tree, in one row; arrays by name in the order of their names."""
     parts = leaves(a)
     return namespace(parts[0]).concat([part.reshape(-1) for part in parts])
+
+
+def in_rows(row: Any, length: int) -> Any:
+    """The numbers of a row in rows of this length; the last is filled up with 0."""
+    xp = namespace(row)
+    return xp.concat([row, xp.zeros(-row.shape[0] % length, dtype=row.dtype)]).reshape(-1, length)
 
 
 def shaped(row: Any, like: Params) -> Params:

@@ -21,7 +21,7 @@ from folb.core.round import over_rounds
 from folb.core.selection import TIMES
 from folb.data.federation import Federation
 from folb.errors import InputError, check_whole, choose
-from folb.measures import ACCURACY, CLASSES, KNOWN, NUMBERS, TOP, Metric, is_regression, measure, of_task
+from folb.measures import ACCURACY, CLASSES, KNOWN, NUMBERS, TOP, Metric, is_regression, measure
 from folb.models import Model
 from folb.models.model import operations, params_like
 from folb.simulation.problem import ENDLESS
@@ -209,7 +209,8 @@ def _check_fits(metric: Metric, model: Model, federation: Federation) -> None:
 
     fitting, k = NUMBERS if is_regression(model.judged_by) else CLASSES, dict(metric.fixed).get("k")
     if metric.task and metric.task != fitting:
-        others = f"{', '.join(of_task(fitting))} or fairness would fit"
+        known = (name for name, one in KNOWN.items() if one.task == fitting and name != ACCURACY)
+        others = f"{', '.join(known)} or fairness would fit"
         does = {CLASSES: "tells classes apart", NUMBERS: "predicts numbers"}[fitting]
         raise refuse(f"is for {metric.task}, but the model {does}: {others}")
     if "scores" in metric.needs and model.scores is None:
