@@ -51,7 +51,7 @@ def parts() -> None:
         else:
             lap("rounds")
 
-    directory = execute.run_plan(planned, observe=observe)
+    directory = execute.execute(planned, observe=observe)
     lap("results, picture")
     assert len(directory.runs()) == 9
     total: dict[str, float] = {}

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import argparse
 import json
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from folb.cli import options as common
 
 if TYPE_CHECKING:
-    from folb.experiments.execute import OnStart
     from folb.experiments.experiment import Experiment
-    from folb.simulation.simulate import Observe
     from folb.store.directory import RunDirectory
 
 
@@ -26,11 +25,7 @@ def add(commands: Any) -> None:
         help="names of `folb list`, or my_file.py:function (folb, and fedprox and fedavg with both averages)",
     )
     common.add_experiment(compare)
-    compare.add_argument(
-        "--quick",
-        action="store_true",
-        help="a minute or two: one seed, few rounds and samples",
-    )
+    compare.add_argument("--quick", action="store_true", help="a minute or two: one seed, few rounds and samples")
     compare.set_defaults(handle=_compare)
     run = commands.add_parser("run", help="run an experiment from a TOML file")
     run.add_argument("experiment", metavar="EXPERIMENT.toml", type=Path)
@@ -76,13 +71,10 @@ def add_resume(commands: Any) -> None:
 
 
 def _compare(options: argparse.Namespace) -> None:
-    given: dict[str, Any] = {}
     settings = common.settings(options.set)
-    if options.algorithms is not None:
-        given["algorithms"] = [name.strip() for name in options.algorithms.split(",") if name.strip()]
-    elif not options.quick:
+    if options.algorithms is None and not options.quick:
         settings = {"rule.weights": ["equal", "samples"], **settings}  # which average it is matters more than FOLB does
-    experiment = common.experiment(options, set=settings, **given)
+    experiment = common.experiment(options, algorithms=common.words(options.algorithms), set=settings)
     if options.quick:
         from folb.experiments.quick import quick
 
@@ -101,6 +93,7 @@ def _execute(experiment: Experiment, options: argparse.Namespace) -> None:
 
     from folb.cli.running import executed
 
+    common.use_compilation_cache()
     _show(*executed(options, replace(experiment, records=True) if options.records else experiment), options.json)
 
 
@@ -109,20 +102,15 @@ def _resume(options: argparse.Namespace) -> None:
     from folb.experiments.execute import resume
 
     common.use_compilation_cache()
-    accelerators = common.accelerators(options, None)
-
-    def work(on_start: OnStart, observe: Observe) -> RunDirectory:
-        return resume(
-            options.run,
-            again=options.again,
-            accelerators=accelerators,
-            stream=options.stream,
-            track=options.track,
-            keep_model=options.keep_model,
-            on_start=on_start,
-            observe=observe,
-        )
-
+    work = partial(
+        resume,
+        options.run,
+        again=options.again,
+        accelerators=common.accelerators(options, None),
+        stream=options.stream,
+        track=options.track,
+        keep_model=options.keep_model,
+    )
     _show(*completed(options, work), options.json)
 
 
@@ -152,16 +140,18 @@ def _attack(options: argparse.Namespace) -> None:
     from folb.experiments.experiment import Experiment
     from folb.results.outcomes import outcomes, plain
 
-    def listed(text: str | None) -> list[str] | None:
-        return None if text is None else [name for name in text.split(",") if name]
-
-    algorithms = listed(options.algorithms) or list(attack.ALGORITHMS)
-    attacks = listed(options.attacks) or list(attack.ATTACKS)
-    given = common.settings(options.set)
-    chosen = attack.settings(algorithms, listed(options.rules), attacks, listed(options.attackers) or [], given)
+    algorithms = common.words(options.algorithms) or list(attack.ALGORITHMS)
+    chosen = attack.settings(
+        algorithms,
+        common.words(options.rules),
+        common.words(options.attacks) or list(attack.ATTACKS),
+        common.words(options.attackers) or [],
+        common.settings(options.set),
+    )
     if options.evaluate_every is None:
         options.evaluate_every = options.rounds or Experiment.rounds
     experiment = common.experiment(options, algorithms=algorithms, set=chosen)
+    common.use_compilation_cache()
     stored, start = executed(options, experiment, same_command())
     ends = outcomes(stored.runs())
     if options.json:

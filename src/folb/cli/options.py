@@ -93,27 +93,19 @@ def add_naming(command: argparse.ArgumentParser) -> None:
     command.add_argument("--tags", metavar="A,B", help="words to find the run by")
 
 
-def tags(options: argparse.Namespace) -> list[str] | None:
-    """The tags of --tags; none of them if it is empty."""
-    return None if options.tags is None else [tag.strip() for tag in options.tags.split(",") if tag.strip()]
+def words(text: str | None) -> list[str] | None:
+    """The words of an option, as A,B; none of them if it is empty."""
+    return None if text is None else [word.strip() for word in text.split(",") if word.strip()]
 
 
 def add_devices(command: argparse.ArgumentParser) -> None:
     """The option for the number of accelerators."""
-    command.add_argument(
-        "--devices",
-        metavar="auto|N",
-        help="accelerators that share a round (1; resumed: as before)",
-    )
+    command.add_argument("--devices", metavar="auto|N", help="accelerators that share a round (1; resumed: as before)")
 
 
 def add_processes(command: argparse.ArgumentParser) -> None:
     """The options for the accelerators of several processes."""
-    command.add_argument(
-        "--process",
-        metavar="I/N",
-        help="this is process I, from 0, of N that run the same command",
-    )
+    command.add_argument("--process", metavar="I/N", help="this is process I, from 0, of N that run the same command")
     command.add_argument("--coordinator", metavar="HOST:PORT", help="where process 0 listens for the others")
 
 
@@ -121,14 +113,11 @@ def experiment(options: argparse.Namespace, **given: Any) -> Experiment:
     """The experiment that the options describe."""
     from folb.experiments.experiment import Experiment
 
+    given["metrics"] = words(options.metrics)
+    given["seeds"] = None if options.seeds is None else seeds(options.seeds)
     for name in ("model", "system", "objective", "rounds", "target", "evaluate_every", "evaluate", "device_samples"):
-        if getattr(options, name) is not None:
-            given[name] = getattr(options, name)
-    if options.metrics is not None:
-        given["metrics"] = [name.strip() for name in options.metrics.split(",") if name.strip()]
-    if options.seeds is not None:
-        given["seeds"] = seeds(options.seeds)
-    return Experiment(dataset=options.dataset, **given)
+        given[name] = getattr(options, name)
+    return Experiment(options.dataset, **{name: value for name, value in given.items() if value is not None})
 
 
 def seeds(text: str, field: str = "seeds") -> int | list[int]:
@@ -165,10 +154,9 @@ def accelerators(options: argparse.Namespace, usual: int | None = 1) -> Any:
         raise InputError("process", process, "should be given together with --coordinator")
     elif coordinator is not None:
         raise InputError("coordinator", coordinator, "should be given together with --process")
-    given = options.devices
-    if given is None:
+    if options.devices is None:
         return usual
-    count = int(given) if given.isascii() and given.isdecimal() else given
+    count = int(options.devices) if options.devices.isascii() and options.devices.isdecimal() else options.devices
     try:
         parallel.mesh(count)
     except InputError as error:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from folb.cli import compare
-from folb.cli.options import JSON, RUN, add_naming, tags
+from folb.cli.options import JSON, RUN, add_naming, words
 from folb.errors import InputError, one_line
 
 if TYPE_CHECKING:
@@ -177,7 +177,7 @@ def _tag(options: argparse.Namespace) -> None:
     from folb.store.environment import checked_name, give_name
 
     path = directory.find(options.run)
-    given = checked_name(options.name, tags(options))
+    given = checked_name(options.name, words(options.tags))
     if not given:
         raise InputError("tag", path.name, "should be given with --name or --tags; an empty value removes it")
     give_name(path, given)

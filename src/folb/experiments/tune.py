@@ -18,7 +18,7 @@ from folb.core.algorithm import SLOTS, Algorithm
 from folb.core.algorithms import ALGORITHMS
 from folb.core.part import name_of
 from folb.errors import InputError, check_whole, choose
-from folb.experiments.execute import run_plan
+from folb.experiments.execute import execute
 from folb.experiments.experiment import Experiment, to_toml
 from folb.experiments.plan import Plan, plan
 from folb.experiments.settings import algorithm_settings
@@ -76,7 +76,7 @@ def search(
     experiment: Experiment,
     report_seeds: int | Sequence[int] | None = None,
     stream: bool | None = None,
-    complete: Callable[..., RunDirectory] = run_plan,
+    complete: Callable[..., RunDirectory] = execute,
     on_ranked: Callable[[Plan, Sequence[Point]], None] | None = None,
     by: By = "first",
 ) -> Search:
