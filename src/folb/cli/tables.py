@@ -20,7 +20,6 @@ from folb.results import summary as results_of
 
 if TYPE_CHECKING:  # these need jax
     from folb.experiments.plan import Plan
-    from folb.experiments.settings import Setting
     from folb.experiments.tune import Point
     from folb.results.outcomes import Outcome
     from folb.results.run import Run
@@ -278,12 +277,11 @@ def words_of(kind: Any) -> list[str]:
     return [word for kind in kinds if get_origin(kind) is Literal for word in get_args(kind)]
 
 
-def settings(known: Mapping[str, Setting]) -> Table:
-    """A line for each setting."""
+def settings(known: Iterable[Mapping[str, Any]]) -> Table:
+    """A line for each setting, as `folb list --json` has it."""
     columns = (Column(no_wrap=True), Column(), Column())
     table = Table(*columns, box=None, show_header=False, pad_edge=False, padding=(0, 2, 0, 0))
-    for name, setting in known.items():
-        words = words_of(setting.type)
-        choices = f" ({', '.join(words)})" if words else ""
-        table.add_row(*map(escape, (f"      {name}", f"= {setting.default}", setting.meaning + choices)))
+    for one in known:
+        choices = f" ({', '.join(one['choices'])})" if one["choices"] else ""
+        table.add_row(*map(escape, (f"      {one['name']}", f"= {one['default']}", one["meaning"] + choices)))
     return table
