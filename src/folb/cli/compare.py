@@ -16,8 +16,8 @@ if TYPE_CHECKING:
 
 
 def add(commands: Any) -> None:
-    """`folb compare`, `folb run` and `folb attack`."""
-    compare = commands.add_parser("compare", help="run algorithms side by side on one dataset")
+    """Add these commands, except `folb resume`."""
+    compare = common.command(commands, "compare", "run algorithms side by side on one dataset", _compare)
     compare.add_argument("dataset", metavar="DATASET", help=common.DATASET)
     compare.add_argument(
         "--algorithms",
@@ -26,10 +26,8 @@ def add(commands: Any) -> None:
     )
     common.add_experiment(compare)
     compare.add_argument("--quick", action="store_true", help="a minute or two: one seed, few rounds and samples")
-    compare.set_defaults(handle=_compare)
-    run = commands.add_parser("run", help="run an experiment from a TOML file")
+    run = common.command(commands, "run", "run an experiment from a TOML file", _run)
     run.add_argument("experiment", metavar="EXPERIMENT.toml", type=Path)
-    run.set_defaults(handle=_run)
     for command in (compare, run):
         command.add_argument("--out", metavar="DIR", help="the run directory (runs/NAME)")
         command.add_argument(
@@ -40,11 +38,7 @@ def add(commands: Any) -> None:
         common.add_running(command, "DATASET" if command is compare else "EXPERIMENT.toml")
         common.add_naming(command)
         common.add_processes(command)
-    _add_attack(commands)
-
-
-def _add_attack(commands: Any) -> None:
-    attack = commands.add_parser("attack", help="measure what lying devices gain, rule by rule")
+    attack = common.command(commands, "attack", "measure what lying devices gain, rule by rule", _attack)
     attack.add_argument(
         "dataset", metavar="DATASET", nargs="?", default="synthetic_1_1", help=f"{common.DATASET} (synthetic_1_1)"
     )
@@ -58,16 +52,14 @@ def _add_attack(commands: Any) -> None:
     attack.add_argument("--out", metavar="DIR", help="the run directory (runs/NAME; the experiment gives the name)")
     common.add_running(attack, "[DATASET]")
     common.add_naming(attack)
-    attack.set_defaults(handle=_attack)
 
 
 def add_resume(commands: Any) -> None:
     """`folb resume`."""
-    resume = commands.add_parser("resume", help="resume an interrupted run")
+    resume = common.command(commands, "resume", "resume an interrupted run", _resume)
     resume.add_argument("run", metavar="RUN", help=common.RUN)
     common.add_running(resume, "RUN")
     common.add_processes(resume)
-    resume.set_defaults(handle=_resume)
 
 
 def _compare(options: argparse.Namespace) -> None:

@@ -7,7 +7,7 @@ import json
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
-from folb.cli.options import JSON
+from folb.cli.options import JSON, command
 
 if TYPE_CHECKING:
     from folb.core.part import Part, Slot
@@ -18,14 +18,13 @@ KINDS = {"algorithms": "Algorithms", "datasets": "Datasets", "models": "Models",
 
 def add(commands: Any) -> None:
     """`folb list`."""
-    listing = commands.add_parser("list", help="list algorithms, their parts, datasets, models and system models")
+    listing = command(commands, "list", "list algorithms, their parts, datasets, models and system models", _list)
     listing.add_argument(
         "what",
         nargs="?",
         help="algorithms, parts, datasets, models, systems, or one name: with all settings; server: all server steps",
     )
     listing.add_argument("--json", action="store_true", help=JSON)
-    listing.set_defaults(handle=_list)
 
 
 def _list(options: argparse.Namespace) -> None:

@@ -8,6 +8,7 @@ import re
 import sys
 import warnings
 import zlib
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -22,6 +23,13 @@ RUN = "a run's name, the beginning of it, its directory, or 'last' for the newes
 JSON = "print one JSON document, and nothing else"
 RUNS = """Run directories are in FOLB_RUNS, else in ./runs. What they take on disk:
 docs/guides/runs.md."""
+
+
+def command(commands: Any, word: str, says: str, handle: Callable[[argparse.Namespace], None]) -> Any:
+    """A new command, which `handle` does."""
+    made = commands.add_parser(word, help=says)
+    made.set_defaults(handle=handle)
+    return made
 
 
 def add_experiment(command: argparse.ArgumentParser, every: str = "1") -> None:

@@ -6,10 +6,12 @@ import argparse
 import json
 from typing import Any
 
+from folb.cli.options import command
+
 
 def add(commands: Any) -> None:
     """`folb privacy`."""
-    privacy = commands.add_parser("privacy", help="the noise for a budget of epsilon, or the epsilon of a noise")
+    privacy = command(commands, "privacy", "the noise for a budget of epsilon, or the epsilon of a noise", _privacy)
     privacy.add_argument("--devices", metavar="N", type=int, required=True, help="how many devices there are")
     privacy.add_argument("--K", metavar="K", type=int, default=10, help="devices of a round (10)")
     privacy.add_argument("--rounds", metavar="R", type=int, default=100, help="rounds (100)")
@@ -23,7 +25,6 @@ def add(commands: Any) -> None:
         help="each device by itself with the chance K/N, or K of them without replacement (poisson)",
     )
     privacy.add_argument("--json", action="store_true", help="print JSON")
-    privacy.set_defaults(handle=_privacy)
 
 
 def _noise(options: argparse.Namespace, scheme: str) -> float:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from folb.cli import compare
-from folb.cli.options import JSON, RUN, add_naming, words
+from folb.cli.options import JSON, RUN, add_naming, command, words
 from folb.errors import InputError, one_line
 
 if TYPE_CHECKING:
@@ -23,41 +23,32 @@ LISTED, LINE = 50, 150  # the most names of classes or devices, and characters o
 
 def add(commands: Any) -> None:
     """All of these commands, and `folb resume`."""
-    listing = commands.add_parser(
-        "runs", help="list the runs: state, progress, best accuracy, start, and what each differs in"
-    )
-    listing.add_argument("--json", action="store_true", help=JSON)
-    listing.set_defaults(handle=_runs)
-    show = commands.add_parser("show", help="show a run's results so far, its settings, and how to resume it")
+    says = "list the runs: state, progress, best accuracy, start, and what each differs in"
+    command(commands, "runs", says, _runs).add_argument("--json", action="store_true", help=JSON)
+    show = command(commands, "show", "show a run's results so far, its settings, and how to resume it", _show)
     show.add_argument("run", metavar="RUN", help=RUN)
     show.add_argument("--json", action="store_true", help=JSON)
-    show.set_defaults(handle=_show)
-    tag = commands.add_parser("tag", help="change what a run is called: its name and its tags")
+    tag = command(commands, "tag", "change what a run is called: its name and its tags", _tag)
     tag.add_argument("run", metavar="RUN", help=RUN)
     add_naming(tag)
-    tag.set_defaults(handle=_tag)
-    export = commands.add_parser("export", help="write a run's rounds as csv or parquet, or its table as latex")
+    export = command(commands, "export", "write a run's rounds as csv or parquet, or its table as latex", _export)
     export.add_argument("run", metavar="RUN", help=RUN)
     export.add_argument("--format", required=True, choices=("csv", "parquet", "latex"))
     export.add_argument("-o", "--output", metavar="FILE", help="the file to write (for csv and latex: standard output)")
-    export.set_defaults(handle=_export)
-    page = commands.add_parser("report", help="write one self-contained page about runs, to open in a browser")
+    page = command(commands, "report", "write one self-contained page about runs, to open in a browser", _report)
     page.add_argument("run", metavar="RUN", nargs="+", help=RUN)
     page.add_argument("-o", "--output", metavar="FILE", default="report.html", help="the file to write (report.html)")
     page.add_argument(
         "--figures", action="store_true", help="also write the curves of each run next to it, as png, svg and pdf"
     )
-    page.set_defaults(handle=_report)
-    watch = commands.add_parser("watch", help="serve the same page live, on this machine only")
+    watch = command(commands, "watch", "serve the same page live, on this machine only", _watch)
     watch.add_argument("run", metavar="RUN", nargs="?", help=f"{RUN} (all runs)")
     watch.add_argument("--port", type=int, help="the port on 127.0.0.1 (8470); 0 for any free port")
-    watch.set_defaults(handle=_watch)
     compare.add_resume(commands)
-    remove = commands.add_parser("rm", help="remove runs")
+    remove = command(commands, "rm", "remove runs", _remove)
     remove.add_argument("run", metavar="RUN", nargs="+", help=RUN)
     remove.add_argument("--yes", action="store_true", help="remove them without asking")
     remove.add_argument("--dry-run", action="store_true", help="only say what would be removed")
-    remove.set_defaults(handle=_remove)
 
 
 def _runs(options: argparse.Namespace) -> None:
@@ -102,10 +93,6 @@ def _row(path: Path) -> tuple[str, ...]:
         return path.name, "", "", "unreadable", "", "", "", str(error)
 
 
-def _algorithms(stored: RunDirectory) -> list[str]:
-    return list(dict.fromkeys(run["name"] for run in stored.environment["runs"]))
-
-
 def _about(path: Path) -> dict[str, Any]:
     """The same, for a program."""
     from folb.store import directory
@@ -125,7 +112,7 @@ def _about(path: Path) -> dict[str, Any]:
         "rounds": total,
         "best": best,
         "started": stored.environment["started"],
-        "algorithms": _algorithms(stored),
+        "algorithms": list(dict.fromkeys(run["name"] for run in stored.environment["runs"])),
         "differs": stored.differs,
     }
 

@@ -21,7 +21,8 @@ SETTINGS = """Every setting of the algorithm is an option, too, which takes the 
 
 def add(commands: Any, whole: bool) -> None:
     """`folb tune`. The options for the algorithms' settings need jax, and are added only if `whole`."""
-    tune = commands.add_parser("tune", help="the line search: find an algorithm's best settings in a grid or a box")
+    says = "the line search: find an algorithm's best settings in a grid or a box"
+    tune = common.command(commands, "tune", says, _tune)
     tune.add_argument("dataset", metavar="DATASET", help=common.DATASET)
     tune.add_argument("--algorithm", required=True, metavar="NAME", help="of `folb list`, or my_file.py:NAME")
     if whole:
@@ -46,7 +47,7 @@ def add(commands: Any, whole: bool) -> None:
     common.add_running(tune, "--algorithm NAME DATASET")
     tune.epilog = f"{SETTINGS}\n\n{common.RUNS}"
     common.add_naming(tune)
-    tune.set_defaults(handle=_tune, out=None)
+    tune.set_defaults(out=None)
 
 
 def _tune(options: argparse.Namespace) -> None:
