@@ -15,7 +15,8 @@ from folb.cli import tables
 from folb.data import fetch, source_files
 from folb.data.federation import Federation
 from folb.errors import InputError, choose, one_line
-from folb.experiments.settings import first_line, read, settings
+from folb.experiments.holdings import loaded
+from folb.experiments.settings import first_line
 from folb.typing import NDArray
 
 PICTURES = (".png", ".pdf", ".svg", ".jpg")
@@ -48,14 +49,13 @@ def _state(name: str) -> str:
 
 def load(name: str, given: Mapping[str, Any]) -> Federation:
     """The dataset with settings from the command line: text values for KEY or NAME.KEY."""
-    known = settings(data.constructor(name))
     own: dict[str, Any] = {}
     for key, value in sorted(given.items(), key=lambda one: "." in one[0]):  # those that name it come last, so they win
         whose, dot, setting = key.rpartition(".")
         if dot:
             choose("set", whose.lower(), [name.lower()])
         own[setting] = value
-    return data.load(name, **{k: read(k, known[k].type, value) if k in known else value for k, value in own.items()})
+    return loaded(name, own)
 
 
 def describe(name: str, federation: Federation) -> None:

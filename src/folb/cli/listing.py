@@ -49,9 +49,12 @@ def _document(wanted: str | None) -> dict[str, Any]:
     from folb.experiments.systems import SYSTEMS
 
     groups = {name: title for title, names in GROUPS.items() for name in names}
-    things = dict(
-        zip(KINDS, ({name: ALGORITHMS[name] for name in groups}, data.DATASETS, models.MODELS, SYSTEMS), strict=True)
-    )
+    things: dict[str, Mapping[str, Any]] = {
+        "algorithms": {name: ALGORITHMS[name] for name in groups},
+        "datasets": data.DATASETS,
+        "models": models.MODELS,
+        "systems": SYSTEMS,
+    }
     more = {"algorithms": _costs, "datasets": _usual}
     if wanted is not None:
         choose("list", wanted, [*KINDS, "parts", *(name for known in things.values() for name in known), *SLOTS])
@@ -67,15 +70,17 @@ def _document(wanted: str | None) -> dict[str, Any]:
         return {"slot": wanted, "says": slot.meaning, "parts": own, "settings": _settings(_fields(slot, slot.record))}
     document: dict[str, Any] = {}
     for kind, known in things.items():
-        for name in (name for name in known if wanted in (None, kind, name)):
+        for name, made in known.items():
+            if wanted not in (None, kind, name):
+                continue
             about = {
                 "name": name,
                 "group": groups.get(name, ""),
-                "says": first_line(known[name]),
+                "says": first_line(made),
                 "more": more[kind](name) if kind in more else "",
             }
             given = {key: text for key, text in about.items() if text}
-            document.setdefault(kind, []).append(given | {"settings": _settings(settings(known[name]))})
+            document.setdefault(kind, []).append(given | {"settings": _settings(settings(made))})
     if "algorithms" in document:
         document["common_settings"] = _settings(common_settings())
     return document

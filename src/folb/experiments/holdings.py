@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from folb import data
@@ -43,8 +43,7 @@ def _choice(stored: RunDirectory) -> tuple[str, dict[str, Any]]:
 def _counted(stored: RunDirectory) -> dict[str, Any]:
     name, given = _choice(stored)
     try:
-        known = settings(data.constructor(name))
-        federation = data.load(name, **{k: read(k, known[k].type, v) if k in known else v for k, v in given.items()})
+        federation = loaded(name, given)
     except (InputError, TypeError, ValueError, MemoryError) as error:  # settings from a file are not checked
         return {"missing": str(error) or type(error).__name__}
     if stored.environment["devices"] != federation.N:
@@ -52,6 +51,12 @@ def _counted(stored: RunDirectory) -> dict[str, Any]:
     if federation.N * federation.classes > CELLS:
         return {"missing": f"they would take too much room: {federation.N:,} devices, {federation.classes:,} labels"}
     return counted(federation)
+
+
+def loaded(name: str, given: Mapping[str, Any]) -> Federation:
+    """A dataset with settings from a file, or as text."""
+    known = settings(data.constructor(name))
+    return data.load(name, **{k: read(k, known[k].type, v) if k in known else v for k, v in given.items()})
 
 
 def counted(federation: Federation) -> dict[str, Any]:

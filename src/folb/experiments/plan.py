@@ -16,7 +16,7 @@ from jax.tree_util import Partial
 
 from folb import data
 from folb.core.algorithm import SLOTS, Algorithm, flattened, raise_unknown
-from folb.core.algorithms import ALGORITHMS, Named
+from folb.core.algorithms import ALGORITHMS
 from folb.core.part import described, name_of
 from folb.core.trace import Trace
 from folb.data.device_trace import trace
@@ -44,13 +44,6 @@ from folb.models.model import params_like
 from folb.simulation.settled import Evaluate, Settled, evaluated_on, settled, usual
 from folb.store.environment import about_runs
 from folb.store.run_arrays import digest, leaves
-
-
-def _chosen(field: str, name: str, registry: Mapping[str, Callable[..., Any]]) -> Chosen:
-    chosen = chosen_by_name(field, name, registry)
-    if isinstance(chosen.constructor, Named):
-        return replace(chosen, settings=algorithm_settings(chosen.constructor), swept=True)
-    return chosen
 
 
 @dataclass(frozen=True)
@@ -102,11 +95,12 @@ def plan(experiment: Experiment, stream: bool | None = None) -> Plan:
 
     `stream` is explained at `simulate`.
     """
-    experiment = _anywhere(experiment)
+    with_own = {field: _anywhere(getattr(experiment, field)) for field in (*OWN, "set")}
+    experiment = replace(experiment, dataset=data.located(experiment.dataset), **with_own)
     dataset = Chosen(experiment.dataset, make := data.constructor(experiment.dataset), settings(make))
-    model = _chosen("model", experiment.model, MODELS)
-    system = _chosen("system", experiment.system, SYSTEMS)
-    algorithms = [_chosen("algorithms", name, ALGORITHMS) for name in experiment.algorithms]
+    model = chosen_by_name("model", experiment.model, MODELS)
+    system = chosen_by_name("system", experiment.system, SYSTEMS)
+    algorithms = [chosen_by_name("algorithms", name, ALGORITHMS) for name in experiment.algorithms]
     parts = [dataset, model, system, *algorithms]
     own = _own_parts(parts, experiment.set)
     _distribute(parts, "set", experiment.set, _take)
@@ -211,8 +205,7 @@ def _usual_and_given(part: Chosen, dataset: str) -> tuple[str, dict[str, Any], d
 
 
 def _spelt_box(part: Chosen) -> dict[str, Any]:
-    box = {name: part.box[name] for name in part.settings if name in part.box}
-    return {name: str(choice) if isinstance(choice, boxes.Range) else _spelt(choice) for name, choice in box.items()}
+    return {name: _spelt(part.box[name]) for name in part.settings if name in part.box}
 
 
 def _plain(value: Any) -> bool:
@@ -223,35 +216,24 @@ def _plain(value: Any) -> bool:
 
 def _spelt(value: Any) -> Any:
     """The value as a file can hold it: a file has no None."""
+    if isinstance(value, boxes.Range):
+        return str(value)
     if isinstance(value, list | tuple):
         return [_spelt(item) for item in value]
     return "none" if value is None else value
 
 
-def _anywhere(experiment: Experiment) -> Experiment:
-    """The experiment with absolute paths for the user's own files: it can be repeated from any directory."""
-
-    def absolute(name: str) -> str:
-        path, _, function = name.rpartition(":")
-        return f"{os.path.abspath(path)}:{function}" if os.path.isfile(path) else name
-
-    return replace(
-        experiment,
-        dataset=data.located(experiment.dataset),
-        model=absolute(experiment.model),
-        system=absolute(experiment.system),
-        algorithms=tuple(map(absolute, experiment.algorithms)),
-        metrics=tuple(map(absolute, experiment.metrics)),
-        set=_each_text(experiment.set, absolute),
-    )
+OWN = ("model", "system", "algorithms", "metrics")  # the fields that may name a user's own files
 
 
-def _each_text(value: Any, change: Callable[[str], str]) -> Any:
+def _anywhere(value: Any) -> Any:
+    """A value with absolute paths for the user's own files: an experiment can be repeated from any directory."""
     if isinstance(value, Mapping):
-        return {name: _each_text(one, change) for name, one in value.items()}
+        return {name: _anywhere(one) for name, one in value.items()}
     if isinstance(value, list | tuple):
-        return [_each_text(one, change) for one in value]
-    return change(value) if isinstance(value, str) and ".py:" in value else value
+        return [_anywhere(one) for one in value]
+    path, _, function = value.rpartition(":") if isinstance(value, str) and ".py:" in value else ("", "", "")
+    return f"{os.path.abspath(path)}:{function}" if os.path.isfile(path) else value
 
 
 def _identity(experiment: Experiment, federation: Federation, system: Any, own: Iterable[str]) -> str:

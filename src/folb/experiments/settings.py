@@ -125,31 +125,32 @@ def _number(field: str, kind: type, value: Any, also: str = "") -> Any:
 
 def from_file(field: str, spec: str) -> Any:
     """What NAME is in `path/to/file.py:NAME`: a user's own algorithm, part, model, system model or metric."""
-    path = spec.rpartition(":")[0]
+    path, _, name = spec.rpartition(":")
     if not Path(path).is_file():
         raise InputError(field, spec, f"there is no file {path}")
     file = Path(path).resolve()
-    if OPEN is not None and file in OPEN:
-        return _named_in(OPEN[file], field, spec)
+    module = None if OPEN is None else OPEN.get(file)
+    if module is None:
+        module = _loaded(field, spec, file)
+    if OPEN is not None:
+        OPEN[file] = module
+    if (value := getattr(module, name, None)) is None:
+        raise InputError(field, spec, f"{path} has no {name!r}")
+    return value
+
+
+def _loaded(field: str, spec: str, file: Path) -> types.ModuleType:
+    path = spec.rpartition(":")[0]
     loaded = importlib.util.spec_from_file_location(OWN + Path(path).stem, path)
     assert loaded is not None and loaded.loader is not None
     module = importlib.util.module_from_spec(loaded)
     sys.modules[loaded.name] = module  # dataclasses and annotations look their module up there
     try:
-        with _neighbours(Path(path).resolve().parent):
+        with _neighbours(file.parent):
             loaded.loader.exec_module(module)
     except FAILURES as error:
         raise InputError(field, spec, f"{path} fails to load: {type(error).__name__}: {error}") from error
-    if OPEN is not None:
-        OPEN[file] = module
-    return _named_in(module, field, spec)
-
-
-def _named_in(module: types.ModuleType, field: str, spec: str) -> Any:
-    path, _, name = spec.rpartition(":")
-    if (value := getattr(module, name, None)) is None:
-        raise InputError(field, spec, f"{path} has no {name!r}")
-    return value
+    return module
 
 
 OPEN: dict[Path, types.ModuleType] | None = None  # the files that `read_once` has read
@@ -227,10 +228,14 @@ class Chosen:
     name: str
     constructor: Callable[..., Any]
     settings: dict[str, Setting]
-    swept: bool = False  # a list of values means a run for each
     own: bool = False  # from a user's own file
     given: dict[str, Any] = field(default_factory=dict)  # lists of values if it is swept
     box: dict[str, Any] = field(default_factory=dict)  # ranges and values that points are drawn from
+
+    @property
+    def swept(self) -> bool:
+        """Whether a list of values means a run for each: of an algorithm's settings."""
+        return isinstance(self.constructor, Named)
 
     def make(self, kind: Any, *arguments: Any, **values: Any) -> Any:
         """What the constructor makes. A user's own may fail in any way; the error then names it as the cause."""
@@ -252,13 +257,14 @@ def chosen_by_name(field: str, name: str, registry: Mapping[str, Callable[..., A
     """The part of that name: one of the `registry`, or a function of a user's own file, path.py:function."""
     if ".py:" not in name:
         constructor = registry[choose(field, name, registry)]
-        return Chosen(name, constructor, settings(constructor))
+        known = algorithm_settings(constructor) if isinstance(constructor, Named) else settings(constructor)
+        return Chosen(name, constructor, known)
     constructor, short = from_file(field, name), name.rpartition(":")[2]
     if field == "algorithms":
         if not isinstance(constructor, Algorithm):
             raise InputError(field, name, f"should be an algorithm, as {short} = folb.Algorithm(server='adam')")
         named = Named(called(constructor, short), "An algorithm of your own.", {}, own=True)
-        return Chosen(short, named, {}, own=True)
+        return Chosen(short, named, algorithm_settings(named), own=True)
     if not callable(constructor):
         raise InputError(field, name, f"should be a function, but {short} is none")
     try:
