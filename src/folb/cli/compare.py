@@ -16,7 +16,6 @@ if TYPE_CHECKING:
 
 
 def add(commands: Any) -> None:
-    """Add these commands, except `folb resume`."""
     compare = common.command(commands, "compare", "run algorithms side by side on one dataset", _compare)
     compare.add_argument("dataset", metavar="DATASET", help=common.DATASET)
     compare.add_argument(
@@ -30,11 +29,8 @@ def add(commands: Any) -> None:
     run.add_argument("experiment", metavar="EXPERIMENT.toml", type=Path)
     for command in (compare, run):
         command.add_argument("--out", metavar="DIR", help="the run directory (runs/NAME)")
-        command.add_argument(
-            "--records",
-            action="store_true",
-            help="keep each device's weight and gamma; with fairness, its accuracy",
-        )
+        says = "keep each device's weight and gamma; with fairness, its accuracy"
+        command.add_argument("--records", action="store_true", help=says)
         common.add_running(command, "DATASET" if command is compare else "EXPERIMENT.toml")
         common.add_naming(command)
         common.add_processes(command)
@@ -55,7 +51,6 @@ def add(commands: Any) -> None:
 
 
 def add_resume(commands: Any) -> None:
-    """`folb resume`."""
     resume = common.command(commands, "resume", "resume an interrupted run", _resume)
     resume.add_argument("run", metavar="RUN", help=common.RUN)
     common.add_running(resume, "RUN")

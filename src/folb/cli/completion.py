@@ -24,7 +24,6 @@ class Command(NamedTuple):
 
 
 def add(commands: Any) -> None:
-    """`folb completion`."""
     says = "print a script that completes commands, options and names"
     common.command(commands, "completion", says, _completion).add_argument("shell", choices=("bash", "zsh", "fish"))
 

@@ -25,14 +25,8 @@ SOME = 10  # of the names of devices and classes that are shown
 NAME = 30  # characters of such a name
 
 
-def show() -> None:
-    """Print each dataset, and whether its files are there."""
-    tables.show_rows([(name, _state(name), first_line(make)) for name, make in data.DATASETS.items()])
-    print(f"\ndata directory: {source_files.directory()}")
-
-
 def known() -> dict[str, Any]:
-    """The same, for a program."""
+    """The datasets, and whether their files are there."""
     datasets = [{"name": name, "state": _state(name), "says": first_line(make)} for name, make in data.DATASETS.items()]
     return {"datasets": datasets, "directory": str(source_files.directory())}
 
@@ -87,8 +81,12 @@ def describe(name: str, federation: Federation) -> None:
         return
     print(f"\nlabels 0 .. {federation.classes - 1} of all devices, then of some from the smallest to the largest")
     some = np.argsort(size, kind="stable")[np.linspace(0, federation.N - 1, min(federation.N, 5)).astype(int)]
-    for who, counts in [("all", labels.sum(axis=0)), *((_device(federation, k), labels[k]) for k in some)]:
-        print(f"  {who:<14}|{_bars(counts)}| {counts.sum():,}")
+    called = federation.device_names or [""] * federation.N
+    devices = ((f"device {k} {one_line(called[k], NAME)}".rstrip(), labels[k]) for k in some)
+    for who, counts in [("all", labels.sum(axis=0)), *devices]:
+        # a character for each label, as high as its share; even the smallest share is visible
+        heights = np.ceil((len(BARS) - 1) * counts / max(counts.max(), 1)).astype(int)
+        print(f"  {who:<14}|{''.join(BARS[height] for height in heights)}| {counts.sum():,}")
 
 
 def _labels(federation: Federation, labels: NDArray) -> str:
@@ -103,11 +101,6 @@ def _listed(names: Sequence[str] | None) -> str:
     """The first names, as a terminal can show them: those of a file may have any characters."""
     shown = [one_line(name, NAME) for name in (names or ())[:SOME]]
     return ", ".join([*shown, *(["..."] if len(names or ()) > SOME else [])])
-
-
-def _device(federation: Federation, k: int) -> str:
-    named = "" if federation.device_names is None else f" {one_line(federation.device_names[k], NAME)}"
-    return f"device {k}{named}"
 
 
 def facts(name: str, federation: Federation) -> dict[str, Any]:
@@ -149,12 +142,6 @@ def _size_histogram(size: NDArray, bins: int = 10) -> Iterator[str]:
         yield f"{low:>{width},} - {high:>{width},} {bar} {count:,}"
 
 
-def _bars(counts: NDArray) -> str:
-    """A character for each label, as high as its share. Even the smallest share is visible."""
-    heights = np.ceil((len(BARS) - 1) * counts / max(counts.max(), 1)).astype(int)
-    return "".join(BARS[height] for height in heights)
-
-
 def picture(name: str, out: str) -> Path:
     """Where the picture of a dataset goes: a file, or NAME.png in a directory."""
     path = Path(out)
@@ -166,7 +153,6 @@ def picture(name: str, out: str) -> Path:
 
 
 def draw(federation: Federation, path: Path) -> None:
-    """Draw a federation into a file."""
     from folb.report.figures import portrait
 
     atomic.directory(path.parent)

@@ -11,7 +11,6 @@ from folb.cli import options as common
 
 
 def add(commands: Any) -> None:
-    """`folb data list`, `info`, `fetch` and `path`."""
     about = commands.add_parser("data", help="list, describe and download datasets")
     actions = about.add_subparsers(dest="action", required=True, metavar="ACTION")
     listing = common.command(actions, "list", "list the datasets, and whether their files are here", _list)
@@ -29,12 +28,14 @@ def add(commands: Any) -> None:
 
 
 def _list(options: argparse.Namespace) -> None:
-    from folb.cli import dataset_facts
+    from folb.cli import dataset_facts, tables
 
+    known = dataset_facts.known()
     if options.json:
-        print(json.dumps(dataset_facts.known()))
-    else:
-        dataset_facts.show()
+        print(json.dumps(known))
+        return
+    tables.show_rows([(one["name"], one["state"], one["says"]) for one in known["datasets"]])
+    print(f"\ndata directory: {known['directory']}")
 
 
 def _info(options: argparse.Namespace) -> None:

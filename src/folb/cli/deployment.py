@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +10,6 @@ from folb.cli.options import command
 
 
 def add(commands: Any) -> None:
-    """Add `folb deploy demo`."""
     deploy = commands.add_parser("deploy", help="run the same algorithms on real processes, with Flower")
     actions = deploy.add_subparsers(dest="action", required=True, metavar="ACTION")
     demo = command(actions, "demo", "run a SuperLink with TLS and node keys, and SuperNodes, on this machine", _demo)
@@ -24,11 +22,8 @@ def add(commands: Any) -> None:
 
 def _demo(options: argparse.Namespace) -> None:
     from folb.cli import tables
-    from folb.cli.running import same_command
+    from folb.cli.running import same_command, tell
     from folb.deploy import demo
-
-    def tell(line: str) -> None:
-        print(f"folb: {line}", file=sys.stderr, flush=True)
 
     def on_start(path: Path, finished: bool) -> None:
         if finished:

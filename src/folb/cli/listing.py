@@ -17,7 +17,6 @@ KINDS = {"algorithms": "Algorithms", "datasets": "Datasets", "models": "Models",
 
 
 def add(commands: Any) -> None:
-    """`folb list`."""
     listing = command(commands, "list", "list algorithms, their parts, datasets, models and system models", _list)
     listing.add_argument(
         "what",

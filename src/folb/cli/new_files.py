@@ -44,7 +44,6 @@ KINDS = {
 
 
 def add(commands: Any) -> None:
-    """`folb new`."""
     new = command(commands, "new", "write a small algorithm, dataset or Flower app to start from", _new)
     new.add_argument("kind", choices=KINDS, help="what to start")
     new.add_argument("directory", metavar="DIR", help="where its files go; existing files are not overwritten")

@@ -96,7 +96,6 @@ def add_running(command: argparse.ArgumentParser, operand: str) -> None:
 
 
 def add_naming(command: argparse.ArgumentParser) -> None:
-    """The options for what people call a run."""
     command.add_argument("--name", metavar="TEXT", help="what you call the run; its path stays")
     command.add_argument("--tags", metavar="A,B", help="words to find the run by")
 
@@ -107,18 +106,15 @@ def words(text: str | None) -> list[str] | None:
 
 
 def add_devices(command: argparse.ArgumentParser) -> None:
-    """The option for the number of accelerators."""
     command.add_argument("--devices", metavar="auto|N", help="accelerators that share a round (1; resumed: as before)")
 
 
 def add_processes(command: argparse.ArgumentParser) -> None:
-    """The options for the accelerators of several processes."""
     command.add_argument("--process", metavar="I/N", help="this is process I, from 0, of N that run the same command")
     command.add_argument("--coordinator", metavar="HOST:PORT", help="where process 0 listens for the others")
 
 
 def experiment(options: argparse.Namespace, **given: Any) -> Experiment:
-    """The experiment that the options describe."""
     from folb.experiments.experiment import Experiment
 
     given["metrics"] = words(options.metrics)
@@ -154,10 +150,19 @@ def accelerators(options: argparse.Namespace, usual: int | None = 1) -> Any:
     """How many accelerators share the work, or `usual`. The check comes after this process has joined the others."""
     from folb.simulation import parallel
 
+    def waiting(line: str) -> None:
+        print(f"folb: {line}", file=sys.stderr, flush=True)
+
+    def too_late(error: InputError) -> None:
+        print(f"folb: error: {error}", file=sys.stderr, flush=True)
+        os._exit(2)
+
     process, coordinator = getattr(options, "process", None), getattr(options, "coordinator", None)
     if process is not None and coordinator is not None:
-        _keep_output_apart()
-        parallel.join(coordinator, process, _waiting, _too_late)
+        own = os.dup(1)  # what JAX's collectives print goes to standard error: standard output is for results
+        os.dup2(2, 1)
+        sys.stdout = os.fdopen(own, "w", encoding=sys.stdout.encoding)
+        parallel.join(coordinator, process, waiting, too_late)
     elif process is not None:
         raise InputError("process", process, "should be given together with --coordinator")
     elif coordinator is not None:
@@ -170,22 +175,6 @@ def accelerators(options: argparse.Namespace, usual: int | None = 1) -> Any:
     except InputError as error:
         raise InputError("devices", count, error.expected) from None
     return count
-
-
-def _waiting(line: str) -> None:
-    print(f"folb: {line}", file=sys.stderr, flush=True)
-
-
-def _too_late(error: InputError) -> None:
-    print(f"folb: error: {error}", file=sys.stderr, flush=True)
-    os._exit(2)
-
-
-def _keep_output_apart() -> None:
-    """Send what JAX's collectives print to standard error: standard output is for results."""
-    own = os.dup(1)
-    os.dup2(2, 1)
-    sys.stdout = os.fdopen(own, "w", encoding=sys.stdout.encoding)
 
 
 def use_compilation_cache() -> None:

@@ -10,7 +10,6 @@ from folb.cli.options import command
 
 
 def add(commands: Any) -> None:
-    """`folb privacy`."""
     privacy = command(commands, "privacy", "the noise for a budget of epsilon, or the epsilon of a noise", _privacy)
     privacy.add_argument("--devices", metavar="N", type=int, required=True, help="how many devices there are")
     privacy.add_argument("--K", metavar="K", type=int, default=10, help="devices of a round (10)")
@@ -54,10 +53,8 @@ def _privacy(options: argparse.Namespace) -> None:
     check_whole("K", options.K, 1)
     check_whole("rounds", options.rounds, 1)
     noise = _noise(options, scheme)
-    how = accountant.Rounds(scheme, options.K, options.devices, noise)
-    rounds = options.rounds
-    if options.epsilon is not None:
-        rounds = how.within(options.epsilon, options.delta, options.rounds)
+    how, most = accountant.Rounds(scheme, options.K, options.devices, noise), options.rounds
+    rounds = most if options.epsilon is None else how.within(options.epsilon, options.delta, most)
     loss = {
         "devices": options.devices,
         "K": options.K,
@@ -71,6 +68,6 @@ def _privacy(options: argparse.Namespace) -> None:
         print(json.dumps(loss))
         return
     tables.say(f"noise {noise:g}: the sum of a round has noise of standard deviation {noise:g} times the clip")
-    ended = "" if rounds == options.rounds else f", and one more round would exceed {options.epsilon:g}"
+    ended = "" if rounds == most else f", and one more round would exceed {options.epsilon:g}"
     count = f"{rounds} round{'s' * (rounds != 1)}"
     tables.say(f"epsilon {loss['epsilon']:g} after {count}, with delta {options.delta:g}{ended}")

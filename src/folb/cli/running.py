@@ -12,9 +12,9 @@ import shlex
 import signal
 import sys
 import threading
+import traceback
 from collections.abc import Callable, Iterator
 from functools import partial
-from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 from folb.cli import options as common
@@ -63,7 +63,10 @@ def completed(
         started.append(start)
         if start.finished:
             return
-        options.going = command or _resuming(options, start)
+        together = []
+        if getattr(options, "process", None):
+            together = ["--coordinator", options.coordinator, "--process", options.process]
+        options.going = command or shlex.join(["folb", "resume", str(start.path), *together])
         _announce(start, vars(options).setdefault("announced", set()))
         # beside a bar, only a long run is announced
         lines.append(Lines(start.rounds, tell_beside, math.inf if drawn else EVERY, about, start.costs))
@@ -174,12 +177,7 @@ def executed(
 
 def tell(line: str) -> None:
     """Print a line about progress on standard error."""
-    print(f"folb: {one_line(line)}", file=sys.stderr)
-
-
-def _resuming(options: argparse.Namespace, start: Start) -> str:
-    together = ["--coordinator", options.coordinator, "--process", options.process] if options.process else []
-    return shlex.join(["folb", "resume", str(start.path), *together])
+    print(f"folb: {one_line(line)}", file=sys.stderr, flush=True)
 
 
 def same_command() -> str:
@@ -188,13 +186,6 @@ def same_command() -> str:
 
 
 AGAIN = 0.02  # seconds
-
-
-def _collecting(frame: FrameType | None) -> bool:
-    """Whether jax's function for garbage collection is running."""
-    while frame is not None and frame.f_code.co_name != "_xla_gc_callback":
-        frame = frame.f_back
-    return frame is not None
 
 
 @contextlib.contextmanager
@@ -211,7 +202,7 @@ def interruptible() -> Iterator[None]:
         collecting = phase == "start"
 
     def interrupt(number: int, frame: Any) -> None:
-        if collecting or _collecting(frame):
+        if collecting or any(one.f_code.co_name == "_xla_gc_callback" for one, _ in traceback.walk_stack(frame)):
             threading.Timer(AGAIN, _thread.interrupt_main).start()
             return
         if getattr(getattr(sys.modules.get("jax"), "__spec__", None), "_initializing", False):

@@ -105,7 +105,6 @@ def _spelt(choice: Choice) -> Any:
 
 
 def is_empty(box: Mapping[str, Any]) -> bool:
-    """Whether nothing is in it."""
     return not any(not isinstance(given, Mapping) or given for given in box.values())
 
 
@@ -143,20 +142,16 @@ def _number(kind: Any) -> type | None:
 
 def draw(box: Mapping[str, Choice], n: int, seed: int) -> list[dict[str, Any]]:
     """n different points of the box."""
-    size = math.prod(
-        of_setting.size if isinstance(of_setting, Range) else len(of_setting) for of_setting in box.values()
-    )
+    size = math.prod(choice.size if isinstance(choice, Range) else len(choice) for choice in box.values())
     if n > size:
         raise InputError("points", n, f"should be at most {size:.0f}: the box has no more points")
     points: dict[str, tuple[Any, ...]] = {}
-    for turn in itertools.count():  # with whole numbers or values, a point may be drawn twice; then more are drawn
-        columns = zip(box.items(), _orders(list(box), n, f"{seed} {turn}"), strict=True)
-        for point in zip(
-            *(_column(name, of_setting, order, f"{seed} {turn}") for (name, of_setting), order in columns), strict=True
-        ):
+    turns = itertools.count()
+    while len(points) < n:  # with whole numbers or values, a point may be drawn twice; then more are drawn
+        key = f"{seed} {next(turns)}"
+        orders = zip(box.items(), _orders(list(box), n, key), strict=True)
+        for point in zip(*(_column(name, choice, order, key) for (name, choice), order in orders), strict=True):
             points.setdefault(repr(point), point)
-        if len(points) >= n:
-            break
     return [dict(zip(box, point, strict=True)) for point in list(points.values())[:n]]
 
 
@@ -188,9 +183,8 @@ def _column(name: str, of_setting: Choice, order: Sequence[int], key: str) -> li
     offsets = [_chance(f"{key} within {_seeded(name)} {i}") for i in range(n)]
     if isinstance(of_setting, Range):
         return [of_setting.drawn(place, offset, n) for place, offset in zip(order, offsets, strict=True)]
-    return [
-        of_setting[int((place + offset) / n * len(of_setting))] for place, offset in zip(order, offsets, strict=True)
-    ]
+    places = (int((place + offset) / n * len(of_setting)) for place, offset in zip(order, offsets, strict=True))
+    return [of_setting[place] for place in places]
 
 
 SEEDED = {"local.lr": "lr", "local.mu": "mu", "rule.weights": "averaging", "server.beta": "beta", "select.K": "K"}

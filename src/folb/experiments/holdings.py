@@ -34,7 +34,6 @@ def holdings(stored: Sequence[RunDirectory]) -> list[dict[str, Any]]:
 
 
 def _choice(stored: RunDirectory) -> tuple[str, dict[str, Any]]:
-    """The dataset and its settings."""
     name = stored.experiment["dataset"]
     given = stored.experiment.get("set", {}).get(name, {})
     return name, given if isinstance(given, dict) else {}

@@ -92,7 +92,12 @@ def search(
     choose("by", by, get_args(By))
     seeds = other_seeds(experiment.seeds, report_seeds)
     planned = plan(experiment, stream)
-    check(planned)
+    if len(planned.experiment.algorithms) > 1:
+        raise InputError("algorithms", list(planned.experiment.algorithms), "should be one: the algorithm to tune")
+    if len(planned.algorithms) < 2 and not planned.experiment.box:
+        swept = {name: value for name, value in _own(planned.experiment).items() if isinstance(value, list)}
+        expected = "should be several values of a setting, such as --local.mu 0.01,0.1,1, or a --box"
+        raise InputError("grid", swept, expected)
     grid = complete(planned, keep_model=False)
     points = ranked(planned, grid.runs(), by)
     if on_ranked is not None:
@@ -122,18 +127,7 @@ def other_seeds(seeds: Sequence[int], wanted: int | Sequence[int] | None) -> Seq
     return list(wanted)
 
 
-def check(planned: Plan) -> None:
-    """Raise an `InputError` unless there is something to choose from: values of a setting, or a box."""
-    if len(planned.experiment.algorithms) > 1:
-        raise InputError("algorithms", list(planned.experiment.algorithms), "should be one: the algorithm to tune")
-    swept = {name: value for name, value in _own(planned.experiment).items() if isinstance(value, list)}
-    if len(planned.algorithms) < 2 and not planned.experiment.box:
-        expected = "should be several values of a setting, such as --local.mu 0.01,0.1,1, or a --box"
-        raise InputError("grid", swept, expected)
-
-
 def _own(experiment: Experiment) -> Mapping[str, Any]:
-    """The settings of the algorithm that is tuned."""
     return experiment.set.get(_name(experiment), {})
 
 
@@ -154,30 +148,27 @@ def placed(
 ) -> list[Point]:
     """The same, from the runs of each algorithm and a target, or a target for each run of an algorithm."""
     labels = summary.labels([(algorithm.name, algorithm.settings) for algorithm in algorithms])
-    points = [
-        _point(label, algorithm, runs, target)
-        for label, algorithm, runs in zip(labels, algorithms, groups, strict=True)
-    ]
+    points = []
+    for label, algorithm, runs in zip(labels, algorithms, groups, strict=True):
+        targets = [target] * len(runs) if isinstance(target, int | float) else target
+        aimed = list(zip(runs, targets, strict=True))
+        point = Point(
+            label,
+            algorithm,
+            reached=[run.rounds_to(goal) for run, goal in aimed],
+            held=[run.held_from(goal) for run, goal in aimed],
+            seconds=[run.seconds_to(goal) for run, goal in aimed],
+            sent=[run.bytes_to(goal) for run, goal in aimed],
+            loss=mean(float(run.train_loss[-1]) for run in runs),
+            accuracy=mean(run.final for run in runs),
+            diverged=not all(np.isfinite(run.train_loss).all() for run in runs),
+            settled=mean(run.settled for run in runs),
+            judged_by=runs[0].judged_by,
+        )
+        points.append(point)
     merits = sorted(point.merit(by) for point in points)
     ranks = [replace(point, rank=1 + merits.index(point.merit(by))) for point in points]
     return sorted(ranks, key=lambda point: point.rank)
-
-
-def _point(label: str, algorithm: Algorithm, runs: Sequence[Run], target: float | Sequence[float]) -> Point:
-    targets = [target] * len(runs) if isinstance(target, int | float) else target
-    return Point(
-        label,
-        algorithm,
-        reached=[run.rounds_to(goal) for run, goal in zip(runs, targets, strict=True)],
-        held=[run.held_from(goal) for run, goal in zip(runs, targets, strict=True)],
-        seconds=[run.seconds_to(goal) for run, goal in zip(runs, targets, strict=True)],
-        sent=[run.bytes_to(goal) for run, goal in zip(runs, targets, strict=True)],
-        loss=mean(float(run.train_loss[-1]) for run in runs),
-        accuracy=mean(run.final for run in runs),
-        diverged=not all(np.isfinite(run.train_loss).all() for run in runs),
-        settled=mean(run.settled for run in runs),
-        judged_by=runs[0].judged_by,
-    )
 
 
 def winner(planned: Plan, points: Sequence[Point], seeds: Sequence[int]) -> Experiment:
@@ -198,10 +189,9 @@ def drawn(experiment: Experiment) -> str:
     """The box and how many points were drawn from it, in a line; empty without a box."""
     if not experiment.box:
         return ""
-    box = experiment.box[_name(experiment)]
     ranges = (
         f"{key}={choice if isinstance(choice, str) else ','.join(map(summary.spelt, choice))}"
-        for key, choice in box.items()
+        for key, choice in experiment.box[_name(experiment)].items()
     )
     return f"{experiment.points} points drawn from {' '.join(ranges)} by the seed {experiment.box_seed}"
 
@@ -210,13 +200,9 @@ def verdict(planned: Plan, points: Sequence[Point], seeds: Sequence[int], by: By
     """The chosen point, the seeds of the search, and the seeds of the report."""
     equals = sum(point.rank == 1 for point in points)
     tie = f", the first of {equals} that are equal" if equals > 1 else ""
-    searched, reported = _listed(planned.experiment.seeds), _listed(seeds)
+    searched, reported = (", ".join(map(str, those)) for those in (planned.experiment.seeds, seeds))
     how = {"first": "", "sustained": " by the sustained target"}.get(by, f" by the {by} to the target")
     return f"{points[0].label}{tie}: chosen{how} on seeds {searched}; results on seeds {reported}:"
-
-
-def _listed(seeds: Sequence[int]) -> str:
-    return ", ".join(map(str, seeds))
 
 
 def document(
@@ -228,10 +214,10 @@ def document(
     return {
         "by": by,
         **(box if experiment.box else {}),
-        "seeds": list(planned.experiment.seeds),
+        "seeds": list(experiment.seeds),
         "report_seeds": list(seeds),
-        "rounds": planned.experiment.rounds,
-        "target": planned.experiment.target,
+        "rounds": experiment.rounds,
+        "target": experiment.target,
         "points": [
             {
                 "rank": point.rank,
