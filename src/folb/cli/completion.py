@@ -44,8 +44,8 @@ def _names() -> dict[str, tuple[str, ...]]:
     from folb.core.algorithm import SLOTS
     from folb.core.algorithms import ALGORITHMS
     from folb.data import DATASETS
+    from folb.experiments.plan import SYSTEMS
     from folb.experiments.settings import settings
-    from folb.experiments.systems import SYSTEMS
     from folb.experiments.tune import sweepable
     from folb.models import MODELS
 
@@ -188,7 +188,6 @@ def zsh(commands: Mapping[str, Command], values: Mapping[str, tuple[str, ...]]) 
 
 
 def fish(commands: Mapping[str, Command]) -> Iterator[str]:
-    """The script for fish."""
     yield "# folb completion fish > ~/.config/fish/completions/folb.fish"
     yield from FISH_RUNS
     for path, command in commands.items():

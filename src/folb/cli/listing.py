@@ -43,9 +43,21 @@ def _document(wanted: str | None) -> dict[str, Any]:
     from folb import data, measures, models
     from folb.core.algorithm import SLOTS
     from folb.core.algorithms import ALGORITHMS, GROUPS
+    from folb.core.costs import costs
     from folb.errors import choose
+    from folb.experiments.plan import SYSTEMS
     from folb.experiments.settings import common_settings, first_line, settings
-    from folb.experiments.systems import SYSTEMS
+
+    def spends(algorithm: str) -> str:  # with its usual settings
+        spent = costs(ALGORITHMS[algorithm]())
+        kept = [(spent.server, ""), (spent.device, " for each device")]
+        words = " and ".join(size + whose for size, whose in kept if size != "nothing")
+        return f"up {spent.up}; down {spent.down}; the server keeps {words or 'nothing'}"
+
+    def usual(dataset: str) -> str:
+        known = data.defaults(dataset)
+        settings = f"local.lr {known.lr:g}, local.mu {known.mu:g} for fedprox"
+        return f"unless set: model {known.model}, {settings}, target {known.target:g}"
 
     groups = {name: title for title, names in GROUPS.items() for name in names}
     things: dict[str, Mapping[str, Any]] = {
@@ -54,7 +66,7 @@ def _document(wanted: str | None) -> dict[str, Any]:
         "models": models.MODELS,
         "systems": SYSTEMS,
     }
-    more = {"algorithms": _costs, "datasets": _usual}
+    more = {"algorithms": spends, "datasets": usual}
     if wanted is not None:
         choose("list", wanted, [*KINDS, "parts", *(name for known in things.values() for name in known), *SLOTS])
     if wanted == "parts":
@@ -105,26 +117,6 @@ def _fields(slot: Slot[Any], kind: type[Part] | None) -> dict[str, Setting]:
         return {}
     defaults, hints = settings_of(kind), described(kind)
     return {slot.spelt(name): setting(slot.spelt(name), hint, defaults[name].default) for name, hint in hints.items()}
-
-
-def _costs(name: str) -> str:
-    """What an algorithm sends and remembers, with its usual settings."""
-    from folb.core.algorithms import ALGORITHMS
-    from folb.core.costs import costs
-
-    spent = costs(ALGORITHMS[name]())
-    kept = [(spent.server, ""), (spent.device, " for each device")]
-    words = " and ".join(size + whose for size, whose in kept if size != "nothing")
-    return f"up {spent.up}; down {spent.down}; the server keeps {words or 'nothing'}"
-
-
-def _usual(dataset: str) -> str:
-    """The defaults of a dataset."""
-    from folb.data import defaults
-
-    usual = defaults(dataset)
-    settings = f"local.lr {usual.lr:g}, local.mu {usual.mu:g} for fedprox"
-    return f"unless set: model {usual.model}, {settings}, target {usual.target:g}"
 
 
 def _show_things(document: dict[str, Any], wanted: str | None) -> None:

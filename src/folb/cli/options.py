@@ -200,21 +200,14 @@ def drop_damaged(home: Path) -> None:
     usual = warnings.showwarning
 
     def show(message: Warning | str, *about: Any, **more: Any) -> None:
-        program = WARNING.match(str(message))
-        entries = [path for path in home.iterdir() if path.name.startswith(f"{program[1]}-")] if program else []
-        damaged = [path for path in entries if _is_damaged(path)]
-        for path in damaged:
-            path.unlink(missing_ok=True)  # jax is about to compile the program, and then writes it again
+        program, damaged = WARNING.match(str(message)), False
+        for path in [path for path in home.iterdir() if program and path.name.startswith(f"{program[1]}-")]:
+            try:
+                zlib.decompress(path.read_bytes())
+            except (OSError, zlib.error):  # an entry in another format than zlib's is removed, too
+                damaged = True
+                path.unlink(missing_ok=True)  # jax is about to compile the program, and then writes it again
         if not damaged:
             usual(message, *about, **more)
 
     warnings.showwarning = show
-
-
-def _is_damaged(entry: Path) -> bool:
-    """Whether an entry cannot be unpacked. An entry in another format than zlib's is removed, too."""
-    try:
-        zlib.decompress(entry.read_bytes())
-    except (OSError, zlib.error):
-        return True
-    return False

@@ -172,7 +172,6 @@ def _facts(stored: RunDirectory) -> Iterator[str]:
 
 
 def _called(name: str, tags: str) -> str:
-    """What the user calls a run."""
     return " ".join(filter(None, (f"“{name}”" if name else "", f"({tags})" if tags else "")))
 
 

@@ -68,26 +68,22 @@ Choice = Range | Sequence[Any]  # of one setting
 
 def parse(name: str, given: Any) -> Choice:
     """A range from its text, or a list of values; not yet checked against the setting's type."""
-    if isinstance(given, str) and (TO in given or given.startswith(LOG)):
-        return _range(name, given)
-    values = list(given) if isinstance(given, list | tuple) else [given]
-    if not values:
-        raise InputError(name, given, "should be a range, or at least one value")
-    return values
-
-
-def _range(name: str, text: str) -> Range:
-    log = text.startswith(LOG)
+    if not (isinstance(given, str) and (TO in given or given.startswith(LOG))):
+        values = list(given) if isinstance(given, list | tuple) else [given]
+        if not values:
+            raise InputError(name, given, "should be a range, or at least one value")
+        return values
+    log = given.startswith(LOG)
     try:
-        low, high = map(float, text.removeprefix(LOG).split(TO))
+        low, high = map(float, given.removeprefix(LOG).split(TO))
     except ValueError:
         low = high = math.nan
     if not (math.isfinite(low) and math.isfinite(high)):
-        raise InputError(name, text, "should be a range of numbers: LOW..HIGH or log:LOW..HIGH")
+        raise InputError(name, given, "should be a range of numbers: LOW..HIGH or log:LOW..HIGH")
     if low >= high:
-        raise InputError(name, text, "should be LOW..HIGH with LOW less than HIGH")
+        raise InputError(name, given, "should be LOW..HIGH with LOW less than HIGH")
     if log and low <= 0:
-        raise InputError(name, text, "should begin above 0: it is a range of logarithms")
+        raise InputError(name, given, "should begin above 0: it is a range of logarithms")
     return Range(low, high, log)
 
 
@@ -95,13 +91,11 @@ def spelt(box: Any) -> dict[str, Any]:
     """The box as an experiment has it, each range in one spelling. A mapping in it is for one algorithm alone."""
     if not isinstance(box, Mapping):
         raise InputError("box", box, f"should have a range or values for each setting, {EXAMPLE}")
-    return {
-        name: spelt(given) if isinstance(given, Mapping) else _spelt(parse(name, given)) for name, given in box.items()
-    }
-
-
-def _spelt(choice: Choice) -> Any:
-    return str(choice) if isinstance(choice, Range) else list(choice)
+    own: dict[str, Any] = {}
+    for name, given in box.items():
+        choice = spelt(given) if isinstance(given, Mapping) else parse(name, given)
+        own[name] = str(choice) if isinstance(choice, Range) else choice
+    return own
 
 
 def is_empty(box: Mapping[str, Any]) -> bool:
@@ -111,33 +105,25 @@ def is_empty(box: Mapping[str, Any]) -> bool:
 def choice(name: str, kind: Any, given: Any) -> Choice:
     """A range or values for a setting of the type `kind`."""
     parsed = parse(name, given)
+    kinds = get_args(kind) if get_origin(kind) in (Union, types.UnionType) else (kind,)
+    number = next((one for one in kinds if one in (int, float)), None)  # a setting may be a number or something else
     if isinstance(parsed, Range):
-        number = _number(kind)
         if number is None:
             raise InputError(name, given, "is a range, but the setting is not a number: give values, as V1,V2")
         low, high = (read(name, number, end) for end in (parsed.low, parsed.high))
         return Range(low, high, parsed.log, number is int)
-    values = [_value(name, kind, value) for value in parsed]
+    values = []
+    for value in parsed:
+        try:
+            values.append(read(name, kind, value))
+        except InputError as error:
+            meant = HYPHEN.fullmatch(str(value))  # two numbers with a hyphen were meant for a range
+            if meant is None or number is None:
+                raise
+            raise InputError(name, value, f"{error.expected}, or a range: {TO.join(meant.groups())}") from None
     if len(set(map(repr, values))) < len(values):
         raise InputError(name, given, "should be different values")
     return values
-
-
-def _value(name: str, kind: Any, given: Any) -> Any:
-    """One value of a setting. Two numbers with a hyphen were meant for a range."""
-    try:
-        return read(name, kind, given)
-    except InputError as error:
-        meant = HYPHEN.fullmatch(str(given))
-        if meant is None or _number(kind) is None:
-            raise
-        raise InputError(name, given, f"{error.expected}, or a range: {TO.join(meant.groups())}") from None
-
-
-def _number(kind: Any) -> type | None:
-    """`int` or `float` if the type is a number, or a number or something else; otherwise None."""
-    kinds = get_args(kind) if get_origin(kind) in (Union, types.UnionType) else (kind,)
-    return next((one for one in kinds if one in (int, float)), None)
 
 
 def draw(box: Mapping[str, Choice], n: int, seed: int) -> list[dict[str, Any]]:

@@ -273,15 +273,14 @@ def check_place(path: Path, planned: Plan, again: bool, accelerators: int | str 
     """Raise an `InputError` unless the experiment may be run in this directory, from the start or resumed."""
     if not store.is_run(path):
         store.check_own(path, again)
-        return
-    if again:
-        return
-    now, there = environment(planned, accelerators), store.read(path).environment
-    if there["identity"] != now["identity"]:
-        raise InputError("out", str(path), "holds the run of another experiment; --again replaces it")
-    for key in ("accelerators", "stream"):
-        if there[key] != now[key]:
-            raise InputError(key, now[key], f"should be {there[key]}, as when it began; --again runs it from the start")
+    elif not again:
+        now, there = environment(planned, accelerators), store.read(path).environment
+        if there["identity"] != now["identity"]:
+            raise InputError("out", str(path), "holds the run of another experiment; --again replaces it")
+        for key in ("accelerators", "stream"):
+            if there[key] != now[key]:
+                expected = f"should be {there[key]}, as when it began; --again runs it from the start"
+                raise InputError(key, now[key], expected)
 
 
 def prepare(
@@ -299,13 +298,13 @@ def prepare(
     Rounds and checkpoints of other versions of the program are not resumed: the results would mix both versions.
     """
     now = environment(planned, accelerators) | {"keep_model": keep_model}
-    there = store.read(path).environment if store.is_run(path) else None
-    changed = [] if there is None else [key for key in PROGRAM if there.get(key) != now[key]]
+    there = store.read(path).environment if store.is_run(path) else {}
+    changed = [key for key in PROGRAM if there and there.get(key) != now[key]]
     if changed and not again:
-        what = ", ".join(f"{key} {there.get(key)}, now {now[key]}" for key in changed) if there else ""
+        what = ", ".join(f"{key} {there.get(key)}, now {now[key]}" for key in changed)
         log.warning("%s: starting again from the first round, because its rounds were made with %s", path, what)
-    called = {key: there[key] for key in GIVEN if key in there} if there else {}
-    if there is None or again or changed:
+    called = {key: there[key] for key in GIVEN if key in there}
+    if not there or again or changed:
         store.set_aside(path)
         write_environment(path, with_name(now | called, given or {}))
     elif given or there["keep_model"] != keep_model:

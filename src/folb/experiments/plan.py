@@ -18,6 +18,8 @@ from folb import data
 from folb.core.algorithm import SLOTS, Algorithm, flattened, raise_unknown
 from folb.core.algorithms import ALGORITHMS
 from folb.core.part import described, name_of
+from folb.core.system import SYSTEMS as FORMULAS
+from folb.core.system import System
 from folb.core.trace import Trace
 from folb.data.device_trace import trace
 from folb.data.federation import Federation
@@ -37,13 +39,15 @@ from folb.experiments.settings import (
     setting,
     settings,
 )
-from folb.experiments.systems import SYSTEMS
 from folb.measures import ACCURACY, FAIRNESS, measure
 from folb.models import MODELS, Model
 from folb.models.model import params_like
 from folb.simulation.settled import Evaluate, Settled, evaluated_on, settled, usual
 from folb.store.environment import about_runs
 from folb.store.run_arrays import digest, leaves
+
+# the system models by name: those that are formulas, and `trace`, which is read from a file
+SYSTEMS: dict[str, Callable[..., System]] = FORMULAS | {"trace": trace}
 
 
 @dataclass(frozen=True)
@@ -103,8 +107,8 @@ def plan(experiment: Experiment, stream: bool | None = None) -> Plan:
     algorithms = [chosen_by_name("algorithms", name, ALGORITHMS) for name in experiment.algorithms]
     parts = [dataset, model, system, *algorithms]
     own = _own_parts(parts, experiment.set)
-    _distribute(parts, "set", experiment.set, _take)
-    _distribute(algorithms, "box", experiment.box, _take_box)
+    _distribute(parts, "set", experiment.set)
+    _distribute(algorithms, "box", experiment.box)
 
     with naming_own_files([*experiment.algorithms, *own]):
         variants = [one for part in algorithms for one in _variants(part, experiment, own)]
@@ -131,7 +135,14 @@ def plan(experiment: Experiment, stream: bool | None = None) -> Plan:
             stream=stream,
         )
         by_default = whole.evaluated if experiment.evaluate is None else usual(federation, built_model)
-    asked = _judged(experiment, built_model, None if whole.evaluated == by_default else experiment.evaluate)
+    if measure(built_model.judged_by).is_share and experiment.target > 1:
+        raise InputError("target", experiment.target, "should be more than 0 and at most 1, such as 0.7 for 70 %")
+    anyway = (ACCURACY, built_model.judged_by)  # these are measured without being named
+    asked = replace(
+        experiment,
+        metrics=tuple(name for name in experiment.metrics if name not in anyway),
+        evaluate=None if whole.evaluated == by_default else experiment.evaluate,
+    )
     experiment = _spelt_out(asked, whole.evaluated or "all", parts)
     identity = _identity(experiment, federation, built_system, own)
     apart = differs(asked, (_usual_and_given(part, asked.dataset) for part in parts))
@@ -152,15 +163,6 @@ def _variants(part: Chosen, experiment: Experiment, own: Mapping[str, Any]) -> l
         made.append(part.make(Algorithm, **classes))
     part.given.update(swept)
     return made
-
-
-def _judged(experiment: Experiment, model: Model, evaluate: Evaluate) -> Experiment:
-    """The experiment without the metrics that are measured anyway. Raises unless the target fits the model."""
-    if measure(model.judged_by).is_share and experiment.target > 1:
-        raise InputError("target", experiment.target, "should be more than 0 and at most 1, such as 0.7 for 70 %")
-    anyway = (ACCURACY, model.judged_by)
-    metrics = tuple(name for name in experiment.metrics if name not in anyway)
-    return replace(experiment, metrics=metrics, evaluate=evaluate)
 
 
 def _spelt_out(experiment: Experiment, evaluate: Evaluate, parts: list[Chosen]) -> Experiment:
@@ -250,11 +252,8 @@ def _identity(experiment: Experiment, federation: Federation, system: Any, own: 
 def _by_dataset(part: Chosen, dataset: str) -> dict[str, list[float]]:
     """The dataset's usual lr, unless the algorithm has its own default; and the dataset's mu for FedProx."""
     known = data.defaults(dataset)
-    usual = {LR: [known.lr]} if part.settings.get(LR) == common_settings()[LR] else {}
+    usual = {"local.lr": [known.lr]} if part.settings.get("local.lr") == common_settings()["local.lr"] else {}
     return usual | ({"local.mu": [known.mu]} if part.constructor is ALGORITHMS["fedprox"] else {})
-
-
-LR = "local.lr"
 
 
 def _own_parts(parts: list[Chosen], given: Mapping[str, Any]) -> dict[str, Any]:
@@ -292,47 +291,37 @@ def _spread(parts: list[Chosen], where: str, given: Mapping[str, Any]) -> list[t
             flat += [(None, name, one) for name, one in flattened({key: value}).items()]
         else:
             flat.append((only, key.removeprefix(f"{only}."), value) if only not in (None, key) else (None, key, value))
-    seen: set[tuple[str | None, str]] = set()
-    for only, name, value in flat:
-        if (only, name) in seen:
+    for i, (only, name, value) in enumerate(flat):
+        if (only, name) in (earlier[:2] for earlier in flat[:i]):
             raise InputError(name, value, "is given already; give it once")
-        seen.add((only, name))
     return sorted(flat, key=lambda one: one[0] is not None)  # those for one part come last, so they win
 
 
-def _distribute(
-    parts: list[Chosen], field: str, given: Mapping[str, Any], take: Callable[[Chosen, str, Any], None]
-) -> None:
-    """Let each part take what `given` has for its settings."""
+def _distribute(parts: list[Chosen], field: str, given: Mapping[str, Any]) -> None:
+    """Let each part take what `given` has for its settings: values, or what points are drawn from."""
     for only, name, value in _spread(parts, field, given):
         takers = [part for part in parts if name in part.settings and only in (None, part.name)]
         if not takers:
             _refuse(parts, name, value, only, field)
         for part in takers:
-            take(part, name, value)
+            kind = part.settings[name].type
+            if field == "set":
+                part.given[name] = _swept(name, kind, value) if part.swept else read(name, kind, value)
+            elif name in part.given:
+                raise InputError(name, value, "is in the box and also set; give it once")
+            else:
+                part.box[name] = boxes.choice(name, kind, value)
 
 
-def _take(part: Chosen, name: str, value: Any) -> None:
-    """A value of a setting; if the part is swept, a list of values."""
-    kind = part.settings[name].type
-    if not part.swept:
-        part.given[name] = read(name, kind, value)
-        return
+def _swept(name: str, kind: Any, value: Any) -> list[Any]:
+    """The values of a setting that is swept."""
     options = value if isinstance(value, list | tuple) else [value]
     if not options:
         raise InputError(name, value, "should be at least one value")
-    part.given[name] = [
-        option if name in SLOTS and ".py:" in str(option) else read(name, kind, option) for option in options
-    ]
-    if len(set(map(repr, part.given[name]))) < len(options):
+    values = [option if name in SLOTS and ".py:" in str(option) else read(name, kind, option) for option in options]
+    if len(set(map(repr, values))) < len(values):
         raise InputError(name, value, "should be different values")
-
-
-def _take_box(part: Chosen, name: str, choice: Any) -> None:
-    """A range or values of a setting that points are drawn from."""
-    if name in part.given:
-        raise InputError(name, choice, "is in the box and also set; give it once")
-    part.box[name] = boxes.choice(name, part.settings[name].type, choice)
+    return values
 
 
 def _refuse(parts: list[Chosen], name: str, value: Any, only: str | None, field: str) -> None:

@@ -71,7 +71,6 @@ def setting(name: str, hint: Any, default: Any) -> Setting:
 
 
 def first_line(constructor: Callable[..., Any]) -> str:
-    """The first line of a constructor's docstring."""
     return (constructor.__doc__ or "").strip().partition("\n")[0]
 
 
