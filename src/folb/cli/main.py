@@ -13,7 +13,7 @@ from importlib import import_module
 from typing import Any, NoReturn
 
 from folb import __version__
-from folb.cli.running import how_to_resume, interruptible, leave
+from folb.cli.running import how_to_resume, interruptible
 from folb.errors import InputError, hint
 
 OWN = {  # the commands of each module here, in the order of --help
@@ -170,19 +170,21 @@ def run(arguments: list[str]) -> int:
         near = near or ([f"--set {word[2:]}=..."] if "." in word and "--set" in known else [])
         meant = f"did you mean {' or '.join(near)}? " if near else hint(word, known)
         top.error(f"{meant}unrecognized arguments: {' '.join(unknown)}")
+    code = 2
     try:
         with interruptible():
             options.handle(options)
             sys.stdout.flush()  # notice here, not at the end of the process, that the reader has gone away
+        return 0
     except InputError as error:
         print(f"folb: error: {error}", file=sys.stderr)
-        return leave(options, 2)
     except KeyboardInterrupt:
         print(f"folb: interrupted{how_to_resume(options)}", file=sys.stderr)
-        return leave(options, 130)
+        code = 130
     except BrokenPipeError:
         # the reader of our output has gone away (as `head` does): not an error
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
     except (MemoryError, OSError, RuntimeError) as error:
         what = f"{type(error).__name__}: {error}"
         if isinstance(error, RuntimeError):
@@ -190,10 +192,12 @@ def run(arguments: list[str]) -> int:
                 raise
             what = str(error).splitlines()[0]
         print(f"folb: error: {what}{how_to_resume(options)}", file=sys.stderr)
-        return leave(options, 2)
     except Exception:
         if getattr(options, "process", None) is None:
             raise
         traceback.print_exc()
-        return leave(options, 1)
-    return 0
+        code = 1
+    if getattr(options, "process", None) is not None:
+        sys.stderr.flush()
+        os._exit(code)  # at once, because the other processes are waiting for this one
+    return code

@@ -223,14 +223,6 @@ def interruptible() -> Iterator[None]:
         gc.callbacks.remove(note)
 
 
-def leave(options: argparse.Namespace, code: int) -> int:
-    """The exit code. One of several processes ends at once instead, because the others are waiting for it."""
-    if getattr(options, "process", None) is not None:
-        sys.stderr.flush()
-        os._exit(code)
-    return code
-
-
 def how_to_resume(options: argparse.Namespace) -> str:
     """The last words of an interrupted command. It sets `going` while there is something to resume."""
     return f"; resume with: {options.going}" if getattr(options, "going", None) else ""

@@ -42,7 +42,6 @@ class Range(NamedTuple):
 
     @property
     def size(self) -> float:
-        """How many different numbers there are."""
         return self.high + 1 - self.low if self.whole else math.inf
 
     def drawn(self, place: int, offset: float, n: int) -> float:
@@ -166,11 +165,10 @@ def _correlation(orders: Sequence[Sequence[int]]) -> int:
 def _column(name: str, of_setting: Choice, order: Sequence[int], key: str) -> list[Any]:
     """The values of one setting at the points."""
     n = len(order)
-    offsets = [_chance(f"{key} within {_seeded(name)} {i}") for i in range(n)]
+    places = [(place, _chance(f"{key} within {_seeded(name)} {i}")) for i, place in enumerate(order)]
     if isinstance(of_setting, Range):
-        return [of_setting.drawn(place, offset, n) for place, offset in zip(order, offsets, strict=True)]
-    places = (int((place + offset) / n * len(of_setting)) for place, offset in zip(order, offsets, strict=True))
-    return [of_setting[place] for place in places]
+        return [of_setting.drawn(place, offset, n) for place, offset in places]
+    return [of_setting[int((place + offset) / n * len(of_setting))] for place, offset in places]
 
 
 SEEDED = {"local.lr": "lr", "local.mu": "mu", "rule.weights": "averaging", "server.beta": "beta", "select.K": "K"}

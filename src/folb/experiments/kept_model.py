@@ -60,8 +60,6 @@ class KeptModel:
 
     def scores(self, x: Any) -> NDArray:
         """A score for each sample and class, before the softmax."""
-        if self.model.scores is None:
-            raise InputError("model", self.name, "has no scores: call predict")
         return self._blocks(self._scores, x)
 
     @cached_property
@@ -70,7 +68,8 @@ class KeptModel:
 
     @cached_property
     def _scores(self) -> Callable[[Params, Any], Any]:
-        assert self.model.scores is not None
+        if self.model.scores is None:
+            raise InputError("model", self.name, "has no scores: call predict")
         return jax.jit(self.model.scores)
 
     def _blocks(self, function: Callable[[Params, Any], Any], x: Any) -> NDArray:
@@ -147,11 +146,11 @@ def _file(run: RunDirectory | str | os.PathLike[str]) -> Path:
         return Path(run)
     stored = find(run)
     path = stored.path / directory.MODEL
-    if path.is_file():
-        return path
-    if stored.state != "finished":
-        raise InputError("run", stored.name, f"is {stored.state}: its model is saved when it finishes")
-    raise InputError("run", stored.name, f"has no {directory.MODEL}: {SAVED}")
+    if not path.is_file():
+        unfinished = f"is {stored.state}: its model is saved when it finishes"
+        expected = unfinished if stored.state != "finished" else f"has no {directory.MODEL}: {SAVED}"
+        raise InputError("run", stored.name, expected)
+    return path
 
 
 def _chosen(runs: Sequence[Mapping[str, Any]], algorithm: str | None, seed: int | None) -> int:

@@ -130,26 +130,20 @@ def from_file(field: str, spec: str) -> Any:
     file = Path(path).resolve()
     module = None if OPEN is None else OPEN.get(file)
     if module is None:
-        module = _loaded(field, spec, file)
-    if OPEN is not None:
-        OPEN[file] = module
+        loaded = importlib.util.spec_from_file_location(OWN + Path(path).stem, path)
+        assert loaded is not None and loaded.loader is not None
+        module = importlib.util.module_from_spec(loaded)
+        sys.modules[loaded.name] = module  # dataclasses and annotations look their module up there
+        try:
+            with _neighbours(file.parent):
+                loaded.loader.exec_module(module)
+        except FAILURES as error:
+            raise InputError(field, spec, f"{path} fails to load: {type(error).__name__}: {error}") from error
+        if OPEN is not None:
+            OPEN[file] = module
     if (value := getattr(module, name, None)) is None:
         raise InputError(field, spec, f"{path} has no {name!r}")
     return value
-
-
-def _loaded(field: str, spec: str, file: Path) -> types.ModuleType:
-    path = spec.rpartition(":")[0]
-    loaded = importlib.util.spec_from_file_location(OWN + Path(path).stem, path)
-    assert loaded is not None and loaded.loader is not None
-    module = importlib.util.module_from_spec(loaded)
-    sys.modules[loaded.name] = module  # dataclasses and annotations look their module up there
-    try:
-        with _neighbours(file.parent):
-            loaded.loader.exec_module(module)
-    except FAILURES as error:
-        raise InputError(field, spec, f"{path} fails to load: {type(error).__name__}: {error}") from error
-    return module
 
 
 OPEN: dict[Path, types.ModuleType] | None = None  # the files that `read_once` has read
