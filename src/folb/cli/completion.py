@@ -32,10 +32,8 @@ def _completion(options: argparse.Namespace) -> None:
     from folb.cli.main import parser
 
     commands = table(parser(tuning=True), _names())
-    lines = (
-        fish(commands) if options.shell == "fish" else {"bash": bash, "zsh": zsh}[options.shell](commands, _values())
-    )
-    print("\n".join(lines))
+    script = {"bash": bash, "zsh": zsh}.get(options.shell)
+    print("\n".join(fish(commands) if script is None else script(commands, _values())))
 
 
 def _names() -> dict[str, tuple[str, ...]]:
@@ -179,12 +177,11 @@ def _quoted(words: tuple[str, ...]) -> str:
     return '"' + " ".join(words) + '"'
 
 
-def zsh(commands: Mapping[str, Command], values: Mapping[str, tuple[str, ...]]) -> Iterator[str]:
+def zsh(commands: Mapping[str, Command], values: Mapping[str, tuple[str, ...]]) -> list[str]:
     """The script for zsh, which takes bash's."""
-    yield "# source <(folb completion zsh), or in a file that ~/.zshrc sources"
-    yield "autoload -U +X compinit && compinit"
-    yield "autoload -U +X bashcompinit && bashcompinit"
-    yield from bash(commands, values)[1:]
+    first = "# source <(folb completion zsh), or in a file that ~/.zshrc sources"
+    load = [f"autoload -U +X {name} && {name}" for name in ("compinit", "bashcompinit")]
+    return [first, *load, *bash(commands, values)[1:]]
 
 
 def fish(commands: Mapping[str, Command]) -> Iterator[str]:

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from folb.errors import InputError
+from folb.errors import InputError, check
 
 if TYPE_CHECKING:
     from folb.experiments.experiment import Experiment
@@ -138,10 +138,8 @@ def settings(pairs: list[str], field: str = "set") -> dict[str, Any]:
     given: dict[str, Any] = {}
     for pair in pairs:
         key, equals, text = pair.partition("=")
-        if not (key and equals and text):
-            raise InputError(field, pair, "should be KEY=VALUE")
-        if key in given:
-            raise InputError(field, pair, f"{key} is given already; put commas between several values")
+        check(field, pair, key and equals and text, "should be KEY=VALUE")
+        check(field, pair, key not in given, f"{key} is given already; put commas between several values")
         given[key] = text.split(",") if "," in text else text
     return given
 

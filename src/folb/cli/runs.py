@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from folb.cli import compare
 from folb.cli.options import JSON, RUN, add_naming, command, words
-from folb.errors import InputError, one_line
+from folb.errors import InputError, check, one_line
 
 if TYPE_CHECKING:
     from folb.store.directory import RunDirectory
@@ -143,8 +143,7 @@ def _tag(options: argparse.Namespace) -> None:
 
     path = directory.find(options.run)
     given = checked_name(options.name, words(options.tags))
-    if not given:
-        raise InputError("tag", path.name, "should be given with --name or --tags; an empty value removes it")
+    check("tag", path.name, given, "should be given with --name or --tags; an empty value removes it")
     give_name(path, given)
     tables.say(next(_facts(directory.read(path))))
 

@@ -15,10 +15,6 @@ if TYPE_CHECKING:
     from folb.store.directory import RunDirectory
 
 
-SETTINGS = """Every setting of the algorithm is an option, too, which takes the values to try:
---select.K 5,10 --local.mu 0,1. `folb list NAME` shows an algorithm's settings."""
-
-
 def add(commands: Any, whole: bool) -> None:
     """`folb tune`. The options for the algorithms' settings need jax, and are added only if `whole`."""
     says = "the line search: find an algorithm's best settings in a grid or a box"
@@ -45,7 +41,10 @@ def add(commands: Any, whole: bool) -> None:
     )
     tune.add_argument("--report-seeds", metavar="N", help="of the winner: how many seeds after the others, or a list")
     common.add_running(tune, "--algorithm NAME DATASET")
-    tune.epilog = f"{SETTINGS}\n\n{common.RUNS}"
+    tune.epilog = f"""Every setting of the algorithm is an option, too, which takes the values to try:
+--select.K 5,10 --local.mu 0,1. `folb list NAME` shows an algorithm's settings.
+
+{common.RUNS}"""
     common.add_naming(tune)
     tune.set_defaults(out=None)
 

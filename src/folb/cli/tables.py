@@ -119,12 +119,11 @@ def _longest(texts: Iterable[str]) -> int:
 
 def indented(text: str, first: str, others: str | None = None) -> str:
     """Text in lines that fit standard output: the first begins with `first`, the others with `others`."""
-    indent = first if others is None else others
     return textwrap.fill(
         text,
         console().width,
         initial_indent=first,
-        subsequent_indent=indent,
+        subsequent_indent=first if others is None else others,
         break_long_words=False,
         break_on_hyphens=False,
     )

@@ -18,7 +18,7 @@ import types
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple, Union, get_args, get_origin
 
-from folb.errors import InputError
+from folb.errors import InputError, check
 from folb.experiments.settings import read
 
 POINTS = 12  # if the experiment does not say how many
@@ -69,8 +69,7 @@ def parse(name: str, given: Any) -> Choice:
     """A range from its text, or a list of values; not yet checked against the setting's type."""
     if not (isinstance(given, str) and (TO in given or given.startswith(LOG))):
         values = list(given) if isinstance(given, list | tuple) else [given]
-        if not values:
-            raise InputError(name, given, "should be a range, or at least one value")
+        check(name, given, bool(values), "should be a range, or at least one value")
         return values
     log = given.startswith(LOG)
     try:
@@ -79,17 +78,14 @@ def parse(name: str, given: Any) -> Choice:
         low = high = math.nan
     if not (math.isfinite(low) and math.isfinite(high)):
         raise InputError(name, given, "should be a range of numbers: LOW..HIGH or log:LOW..HIGH")
-    if low >= high:
-        raise InputError(name, given, "should be LOW..HIGH with LOW less than HIGH")
-    if log and low <= 0:
-        raise InputError(name, given, "should begin above 0: it is a range of logarithms")
+    check(name, given, low < high, "should be LOW..HIGH with LOW less than HIGH")
+    check(name, given, low > 0 or not log, "should begin above 0: it is a range of logarithms")
     return Range(low, high, log)
 
 
 def spelt(box: Any) -> dict[str, Any]:
     """The box as an experiment has it, each range in one spelling. A mapping in it is for one algorithm alone."""
-    if not isinstance(box, Mapping):
-        raise InputError("box", box, f"should have a range or values for each setting, {EXAMPLE}")
+    check("box", box, isinstance(box, Mapping), f"should have a range or values for each setting, {EXAMPLE}")
     own: dict[str, Any] = {}
     for name, given in box.items():
         choice = spelt(given) if isinstance(given, Mapping) else parse(name, given)
@@ -120,16 +116,14 @@ def choice(name: str, kind: Any, given: Any) -> Choice:
             if meant is None or number is None:
                 raise
             raise InputError(name, value, f"{error.expected}, or a range: {TO.join(meant.groups())}") from None
-    if len(set(map(repr, values))) < len(values):
-        raise InputError(name, given, "should be different values")
+    check(name, given, len(set(map(repr, values))) == len(values), "should be different values")
     return values
 
 
 def draw(box: Mapping[str, Choice], n: int, seed: int) -> list[dict[str, Any]]:
     """n different points of the box."""
     size = math.prod(choice.size if isinstance(choice, Range) else len(choice) for choice in box.values())
-    if n > size:
-        raise InputError("points", n, f"should be at most {size:.0f}: the box has no more points")
+    check("points", n, n <= size, f"should be at most {size:.0f}: the box has no more points")
     points: dict[str, tuple[Any, ...]] = {}
     turns = itertools.count()
     while len(points) < n:  # with whole numbers or values, a point may be drawn twice; then more are drawn

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 from folb import atomic
 from folb.atomic import check_free, claimed, regular
 from folb.core.round import nbytes
-from folb.errors import InputError
+from folb.errors import InputError, check
 from folb.experiments.experiment import Experiment, from_fields, from_toml, to_mapping, to_toml
 from folb.experiments.plan import Plan, plan
 from folb.experiments.settings import naming_own_files
@@ -100,8 +100,7 @@ def execute(
     together, all of them call it; only the first writes the directory and calls its callbacks.
     """
     planned = _planned(experiment, stream)
-    if directory is not None and not os.fspath(directory):
-        raise InputError("out", directory, "should be a directory to write to")
+    check("out", directory, directory is None or os.fspath(directory), "should be a directory to write to")
     given = checked_name(name, tags)
     path = place(planned) if directory is None else Path(directory)
     if parallel.leads():
@@ -220,7 +219,7 @@ def _perform(
             tracked = [stack.enter_context(trackers.tracking(track, path, planned.runs))] if track is not None else []
             recorder = stack.enter_context(Recorder(path, planned.runs))
             observers = [recorder.add, *tracked, *([run_by_run(observe)] if observe is not None else [])]
-            with _naming_own_files(planned.experiment):
+            with naming_own_files(planned.experiment.named):
                 runs = simulation.run(observers, path / store.CHECKPOINTS, loading.start)
             recorder.finish(runs)
     except BaseException as error:
@@ -236,7 +235,7 @@ def ready(planned: Plan, accelerators: int | str = 1) -> Simulation:
     experiment = planned.experiment
     of_devices = ["weights", "gamma", *(["own"] if FAIRNESS in experiment.metrics else [])]
     attacked = any(algorithm.attack is not None for algorithm in planned.algorithms)
-    with _naming_own_files(experiment):
+    with naming_own_files(experiment.named):
         return simulation(
             planned,
             system=planned.system,
@@ -244,10 +243,6 @@ def ready(planned: Plan, accelerators: int | str = 1) -> Simulation:
             record=(*(of_devices if experiment.records else ()), *(("attack",) if attacked else ())),
             accelerators=accelerators,
         )
-
-
-def _naming_own_files(experiment: Experiment) -> contextlib.AbstractContextManager[None]:
-    return naming_own_files([experiment.model, experiment.system, *experiment.algorithms, *experiment.metrics])
 
 
 def place(planned: Plan) -> Path:

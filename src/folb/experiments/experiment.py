@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, get_type_hints
 
 from folb import data
-from folb.errors import InputError, check_number, check_whole, choose
+from folb.errors import InputError, check, check_number, check_whole, choose
 from folb.experiments import box as boxes
 from folb.experiments.settings import read
 from folb.measures import checked
@@ -60,8 +60,7 @@ class Experiment:
 
         put("set", dict(self.set or {}))
         for field in ("dataset", "model", "system", "objective"):
-            if not isinstance(getattr(self, field), str):
-                raise InputError(field, getattr(self, field), "should be a name")
+            check(field, getattr(self, field), isinstance(getattr(self, field), str), "should be a name")
             try:
                 getattr(self, field).encode()
             except UnicodeEncodeError:
@@ -83,8 +82,7 @@ class Experiment:
         for field in ("rounds", "evaluate_every", "target", "evaluate", "device_samples", "records"):
             put(field, read(field, hints[field], getattr(self, field)))
         for field in ("rounds", "evaluate_every"):
-            if getattr(self, field) < 1:
-                raise InputError(field, getattr(self, field), "should be at least 1")
+            check(field, getattr(self, field), getattr(self, field) >= 1, "should be at least 1")
         if self.evaluate_every > self.rounds:
             raise InputError("evaluate_every", self.evaluate_every, f"should be at most rounds = {self.rounds}")
         check_number("target", self.target, lambda target: target > 0, "should be more than 0")
@@ -104,14 +102,17 @@ class Experiment:
         elif self.box or (self.points, self.box_seed) != (None, None):
             raise InputError("box", self.box, f"should have a range or values for a setting, {boxes.EXAMPLE}")
 
+    @property
+    def named(self) -> list[str]:
+        """The names that may be of users' own files."""
+        return [self.model, self.system, *self.algorithms, *self.metrics]
+
 
 def _seeds(seeds: Any) -> tuple[int, ...]:
     if isinstance(seeds, int) and not isinstance(seeds, bool):
-        if not 1 <= seeds <= 10**6:
-            raise InputError("seeds", seeds, "should be from 1 to 1000000, or a list of seeds")
+        check("seeds", seeds, 1 <= seeds <= 10**6, "should be from 1 to 1000000, or a list of seeds")
         return tuple(range(seeds))
-    if not isinstance(seeds, list | tuple):
-        raise InputError("seeds", seeds, "should be a number of seeds, or a list of them")
+    check("seeds", seeds, isinstance(seeds, list | tuple), "should be a number of seeds, or a list of them")
     numbers = tuple(read("seeds", int, seed) for seed in seeds)
     if not numbers or len(set(numbers)) < len(numbers) or min(numbers) < 0:
         raise InputError("seeds", list(seeds), "should be different whole numbers of at least 0")
@@ -128,11 +129,10 @@ def from_fields(content: Mapping[str, Any], where: str = "") -> Experiment:
     known = [field.name for field in fields(Experiment)]
     for key in content:
         choose(f"{where}key", key, known)
-    if "dataset" not in content:
-        raise InputError(f"{where}dataset", None, "should name a dataset or a path")
+    check(f"{where}dataset", None, "dataset" in content, "should name a dataset or a path")
     for key in ("set", "box"):
-        if not isinstance(content.get(key, {}), Mapping):
-            raise InputError(f"{where}{key}", content[key], f"should be a table, [{key}]")
+        table = content.get(key, {})
+        check(f"{where}{key}", table, isinstance(table, Mapping), f"should be a table, [{key}]")
     return Experiment(**content)
 
 

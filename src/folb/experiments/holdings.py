@@ -40,6 +40,7 @@ def _choice(stored: RunDirectory) -> tuple[str, dict[str, Any]]:
 
 
 def _counted(stored: RunDirectory) -> dict[str, Any]:
+    """For each device, how many samples it has to train on, to test on, and of each label."""
     name, given = _choice(stored)
     try:
         federation = loaded(name, given)
@@ -49,19 +50,14 @@ def _counted(stored: RunDirectory) -> dict[str, Any]:
         return {"missing": f"the data now have {federation.N:,} devices, and the run had another number"}
     if federation.N * federation.classes > CELLS:
         return {"missing": f"they would take too much room: {federation.N:,} devices, {federation.classes:,} labels"}
-    return counted(federation)
+    return {
+        "train": federation.train.size.tolist(),
+        "test": federation.test.size.tolist(),
+        **({} if federation.regression else {"labels": federation.labels().tolist()}),
+    }
 
 
 def loaded(name: str, given: Mapping[str, Any]) -> Federation:
     """A dataset with settings from a file, or as text."""
     known = settings(data.constructor(name))
     return data.load(name, **{k: read(k, known[k].type, v) if k in known else v for k, v in given.items()})
-
-
-def counted(federation: Federation) -> dict[str, Any]:
-    """For each device, how many samples it has to train on, to test on, and of each label."""
-    return {
-        "train": federation.train.size.tolist(),
-        "test": federation.test.size.tolist(),
-        **({} if federation.regression else {"labels": federation.labels().tolist()}),
-    }

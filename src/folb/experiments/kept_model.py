@@ -12,7 +12,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from folb.errors import InputError
+from folb.errors import InputError, check
 from folb.experiments.settings import chosen_by_name, naming_own_files, read
 from folb.measures import is_regression
 from folb.models import MODELS, Model
@@ -88,8 +88,7 @@ class KeptModel:
             x = np.asarray(x)
         except ValueError:
             raise InputError("x", x, "should be an array with rows of equal length") from None
-        if x.dtype.kind not in "biuf":
-            raise InputError("x", str(x.dtype), "should be numbers")
+        check("x", str(x.dtype), x.dtype.kind in "biuf", "should be numbers")
         if x.ndim == 0 or (self.shape is not None and x.shape[1:] != self.shape):
             raise InputError("shape of x", x.shape, f"should be samples first, each of shape {self.shape}")
         if self.shape is None:  # the file does not say which samples the model takes
@@ -164,8 +163,7 @@ def _chosen(runs: Sequence[Mapping[str, Any]], algorithm: str | None, seed: int 
         raise InputError("algorithm", algorithm, f"should be one of: {'; '.join(labels)}")
     seeds = [run["seed"] for run in candidates.values()]
     matching = [i for i, run in candidates.items() if seed is None or run["seed"] == seed]
-    if len(matching) != 1:
-        raise InputError("seed", seed, f"should be one of {', '.join(map(str, seeds))}")
+    check("seed", seed, len(matching) == 1, f"should be one of {', '.join(map(str, seeds))}")
     return matching[0]
 
 
@@ -175,8 +173,7 @@ def _built(about: Mapping[str, Any], shape: tuple[int, ...], classes: int) -> Mo
     if ".py:" in name:  # if a user's own file has changed, its model would predict something else
         file = Path(name.rpartition(":")[0])
         instead = "restore the file as it was, or give the model itself: load_model(..., model=...)"
-        if not file.is_file():
-            raise InputError("model", name, f"there is no file {file} any more; {instead}")
+        check("model", name, file.is_file(), f"there is no file {file} any more; {instead}")
         if "sha256" in about and digest(file) != about["sha256"]:
             raise InputError("model", name, f"has changed since the run; {instead}")
     made = chosen_by_name("model", name, MODELS)

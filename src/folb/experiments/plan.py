@@ -23,7 +23,7 @@ from folb.core.system import System
 from folb.core.trace import Trace
 from folb.data.device_trace import trace
 from folb.data.federation import Federation
-from folb.errors import InputError, choose
+from folb.errors import InputError, check, choose
 from folb.experiments import box as boxes
 from folb.experiments.experiment import Experiment, differs, to_toml
 from folb.experiments.settings import (
@@ -240,7 +240,7 @@ def _anywhere(value: Any) -> Any:
 
 def _identity(experiment: Experiment, federation: Federation, system: Any, own: Iterable[str]) -> str:
     digest = hashlib.sha256(to_toml(experiment).encode())
-    for name in (experiment.model, experiment.system, *experiment.algorithms, *experiment.metrics, *own):
+    for name in (*experiment.named, *own):
         if ".py:" in name:
             digest.update(Path(name.rpartition(":")[0]).read_bytes())
     if isinstance(system, Trace):
@@ -316,11 +316,9 @@ def _distribute(parts: list[Chosen], field: str, given: Mapping[str, Any]) -> No
 def _swept(name: str, kind: Any, value: Any) -> list[Any]:
     """The values of a setting that is swept."""
     options = value if isinstance(value, list | tuple) else [value]
-    if not options:
-        raise InputError(name, value, "should be at least one value")
+    check(name, value, bool(options), "should be at least one value")
     values = [option if name in SLOTS and ".py:" in str(option) else read(name, kind, option) for option in options]
-    if len(set(map(repr, values))) < len(values):
-        raise InputError(name, value, "should be different values")
+    check(name, value, len(set(map(repr, values))) == len(values), "should be different values")
     return values
 
 

@@ -17,7 +17,7 @@ from typing import Annotated, Any, Literal, NamedTuple, Union, get_args, get_ori
 
 from folb.core.algorithm import Algorithm
 from folb.core.algorithms import ALGORITHMS, Named, called
-from folb.errors import InputError, choose
+from folb.errors import InputError, check, choose
 
 OWN = "folb_own_"  # begins the module names of a user's own files
 FAILURES = (Exception, SystemExit)  # of a user's own code, which may try to end the process
@@ -82,15 +82,13 @@ def read(field: str, kind: Any, value: Any) -> Any:
         return _read_one_of(field, get_args(kind), value)
     if kind is bool:
         known = {"true": True, "yes": True, "1": True, "false": False, "no": False, "0": False}
-        if str(value).lower() not in known:
-            raise InputError(field, value, "should be true or false")
+        check(field, value, str(value).lower() in known, "should be true or false")
         return known[str(value).lower()]
     if kind in (int, float):
         return _number(field, kind, value)
     if kind is str:
         parts = value if isinstance(value, list) else [value]  # the command line splits at commas
-        if not all(isinstance(part, str) for part in parts):
-            raise InputError(field, value, "should be a text")
+        check(field, value, all(isinstance(part, str) for part in parts), "should be a text")
         return ",".join(parts)
     return value
 
@@ -125,8 +123,7 @@ def _number(field: str, kind: type, value: Any, also: str = "") -> Any:
 def from_file(field: str, spec: str) -> Any:
     """What NAME is in `path/to/file.py:NAME`: a user's own algorithm, part, model, system model or metric."""
     path, _, name = spec.rpartition(":")
-    if not Path(path).is_file():
-        raise InputError(field, spec, f"there is no file {path}")
+    check(field, spec, Path(path).is_file(), f"there is no file {path}")
     file = Path(path).resolve()
     module = None if OPEN is None else OPEN.get(file)
     if module is None:

@@ -141,10 +141,7 @@ def ranked(planned: Plan, runs: Sequence[Run], by: By = "first") -> list[Point]:
 
 
 def placed(
-    algorithms: Sequence[Algorithm],
-    groups: Sequence[Sequence[Run]],
-    target: float | Sequence[float],
-    by: By = "first",
+    algorithms: Sequence[Algorithm], groups: Sequence[Sequence[Run]], target: float | Sequence[float], by: By = "first"
 ) -> list[Point]:
     """The same, from the runs of each algorithm and a target, or a target for each run of an algorithm."""
     labels = summary.labels([(algorithm.name, algorithm.settings) for algorithm in algorithms])
@@ -243,7 +240,6 @@ def by_algorithm(planned: Plan, draws: Iterable[Sequence[Run]]) -> list[list[Run
     """For each algorithm of a plan, its runs on all draws; each draw has the runs of one algorithm after another."""
     groups: list[list[Run]] = [[] for _ in planned.algorithms]
     for runs in draws:
-        n = len(runs) // len(groups)
-        for i, group in enumerate(groups):
-            group += runs[i * n : (i + 1) * n]
+        for i, run in enumerate(runs):
+            groups[i * len(groups) // len(runs)].append(run)
     return groups
