@@ -21,9 +21,8 @@ def add(commands: Any) -> None:
     info.add_argument("--out", metavar="PATH", help="draw sizes and labels by device into this file or directory")
     info.add_argument("--json", action="store_true", help=common.JSON)
     fetch = common.command(actions, "fetch", "download a dataset's files", _fetch)
-    fetch.add_argument(
-        "dataset", metavar="NAME", help="mnist, femnist, cifar10, cifar100, shakespeare, sent140 or glove"
-    )
+    says = "mnist, femnist, cifar10, cifar100, shakespeare, sent140 or glove"
+    fetch.add_argument("dataset", metavar="NAME", help=says)
     common.command(actions, "path", "print the data directory", _path)
 
 

@@ -84,12 +84,8 @@ def _document(wanted: str | None) -> dict[str, Any]:
         for name, made in known.items():
             if wanted not in (None, kind, name):
                 continue
-            about = {
-                "name": name,
-                "group": groups.get(name, ""),
-                "says": first_line(made),
-                "more": more[kind](name) if kind in more else "",
-            }
+            besides = more[kind](name) if kind in more else ""
+            about = {"name": name, "group": groups.get(name, ""), "says": first_line(made), "more": besides}
             given = {key: text for key, text in about.items() if text}
             document.setdefault(kind, []).append(given | {"settings": _settings(settings(made))})
     if "algorithms" in document:

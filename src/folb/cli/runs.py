@@ -37,9 +37,8 @@ def add(commands: Any) -> None:
     page = command(commands, "report", "write one self-contained page about runs, to open in a browser", _report)
     page.add_argument("run", metavar="RUN", nargs="+", help=RUN)
     page.add_argument("-o", "--output", metavar="FILE", default="report.html", help="the file to write (report.html)")
-    page.add_argument(
-        "--figures", action="store_true", help="also write the curves of each run next to it, as png, svg and pdf"
-    )
+    says = "also write the curves of each run next to it, as png, svg and pdf"
+    page.add_argument("--figures", action="store_true", help=says)
     watch = command(commands, "watch", "serve the same page live, on this machine only", _watch)
     watch.add_argument("run", metavar="RUN", nargs="?", help=f"{RUN} (all runs)")
     watch.add_argument("--port", type=int, help="the port on 127.0.0.1 (8470); 0 for any free port")

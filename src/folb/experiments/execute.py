@@ -159,9 +159,8 @@ def resume(
     stored = read(run)
     path, there = stored.path, stored.environment
     if stored.deployed:
-        raise InputError(
-            "run", path.name, f"is a run on Flower: to resume it, submit it again: {stored.resume_command}"
-        )
+        expected = f"is a run on Flower: to resume it, submit it again: {stored.resume_command}"
+        raise InputError("run", path.name, expected)
     planned = plan(from_toml(path / store.EXPERIMENT), there["stream"] if stream is None else stream)
     if planned.identity != there["identity"] and not again:
         changed = f"its {store.EXPERIMENT}, its data or the user's own files have changed"
