@@ -159,8 +159,7 @@ def _chosen(runs: Sequence[Mapping[str, Any]], algorithm: str | None, seed: int 
         labelled = {i: run for i, run in candidates.items() if run["algorithm"] == algorithm}
         candidates = labelled or {i: run for i, run in candidates.items() if run["name"] == algorithm}
     labels = list(dict.fromkeys(run["algorithm"] for run in (candidates or dict(enumerate(runs))).values()))
-    if not candidates or len(labels) > 1:
-        raise InputError("algorithm", algorithm, f"should be one of: {'; '.join(labels)}")
+    check("algorithm", algorithm, candidates and len(labels) == 1, f"should be one of: {'; '.join(labels)}")
     seeds = [run["seed"] for run in candidates.values()]
     matching = [i for i, run in candidates.items() if seed is None or run["seed"] == seed]
     check("seed", seed, len(matching) == 1, f"should be one of {', '.join(map(str, seeds))}")

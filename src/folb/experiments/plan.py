@@ -292,8 +292,7 @@ def _spread(parts: list[Chosen], where: str, given: Mapping[str, Any]) -> list[t
         else:
             flat.append((only, key.removeprefix(f"{only}."), value) if only not in (None, key) else (None, key, value))
     for i, (only, name, value) in enumerate(flat):
-        if (only, name) in (earlier[:2] for earlier in flat[:i]):
-            raise InputError(name, value, "is given already; give it once")
+        check(name, value, (only, name) not in [one[:2] for one in flat[:i]], "is given already; give it once")
     return sorted(flat, key=lambda one: one[0] is not None)  # those for one part come last, so they win
 
 

@@ -161,8 +161,7 @@ def metric_from_file(spec: str) -> Any:
     """A user's own metric: a function, or a `Metric`."""
     path, _, name = spec.rpartition(":")
     metric = from_file("metrics", spec)
-    if not callable(metric):
-        raise InputError("metrics", spec, f"{path} has no function {name!r}")
+    check("metrics", spec, callable(metric), f"{path} has no function {name!r}")
     return metric
 
 
@@ -255,8 +254,7 @@ def chosen_by_name(field: str, name: str, registry: Mapping[str, Callable[..., A
             raise InputError(field, name, f"should be an algorithm, as {short} = folb.Algorithm(server='adam')")
         named = Named(called(constructor, short), "An algorithm of your own.", {}, own=True)
         return Chosen(short, named, algorithm_settings(named), own=True)
-    if not callable(constructor):
-        raise InputError(field, name, f"should be a function, but {short} is none")
+    check(field, name, callable(constructor), f"should be a function, but {short} is none")
     try:
         known = settings(constructor)
     except Exception as error:
