@@ -94,7 +94,7 @@ class Experiment:
             check_whole("device_samples", self.device_samples, 1, 2**31 - 1)
         put("metrics", checked(self.metrics))
         put("box", {} if self.box in (None, {}) else boxes.spelt(self.box))
-        if not boxes.is_empty(self.box):
+        if self.box and not boxes.is_empty(self.box):
             for field, usual, bounds in (("points", boxes.POINTS, (1, 10**6)), ("box_seed", 0, (0,))):
                 given = getattr(self, field)
                 put(field, usual if given is None else read(field, int, given))
