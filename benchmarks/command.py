@@ -16,10 +16,9 @@ BEGAN = time.perf_counter()
 
 def parts() -> None:
     """Run the command's work in this process, and print the seconds of each part."""
-    from folb.cli.main import collect_garbage_rarely, wait_asleep
+    from folb.cli.main import save_work
 
-    collect_garbage_rarely()
-    wait_asleep()
+    save_work()
     from folb.cli.options import use_compilation_cache
     from folb.experiments import execute
     from folb.experiments.experiment import Experiment
@@ -51,7 +50,7 @@ def parts() -> None:
         else:
             lap("rounds")
 
-    directory = execute.run_plan(planned, observe=observe)
+    directory = execute.execute(planned, observe=observe)
     lap("results, picture")
     assert len(directory.runs()) == 9
     total: dict[str, float] = {}

@@ -24,7 +24,7 @@ from types import FrameType
 from typing import Any
 
 import folb
-from folb.cli.main import collect_garbage_rarely, main
+from folb.cli.main import main, save_work
 
 ROOT = f"{Path(folb.__file__).parent}/"
 TESTS = Path(__file__).parents[1] / "tests"
@@ -152,7 +152,7 @@ if __name__ == "__main__":
     if sys.argv[1:] == ["flower"]:
         show(flower_round())
         raise SystemExit(0)
-    collect_garbage_rarely()  # as a command does: its callbacks are no part of the walk
+    save_work()  # as a command does: its callbacks are no part of the walk
     with walked() as walk, contextlib.redirect_stdout(sys.stderr):
         code = main(sys.argv[1:])
     show(walk)

@@ -47,7 +47,7 @@ def planned():
 @pytest.fixture(scope="module")
 def whole(planned, tmp_path_factory):
     """The directory of a run that was left alone."""
-    return execute.run_plan(planned, directory=tmp_path_factory.mktemp("whole") / "run").path
+    return execute.execute(planned, directory=tmp_path_factory.mktemp("whole") / "run").path
 
 
 @pytest.fixture
@@ -75,13 +75,13 @@ def interrupted(planned, path, error):
             raise error
 
     with pytest.raises(type(error)):
-        execute.run_plan(planned, directory=path, observe=stop)
+        execute.execute(planned, directory=path, observe=stop)
 
 
 def heard(planned, **options):
     """The run directory, and what was observed: the first round and the number of rounds."""
     seen, starts = [], []
-    stored = execute.run_plan(
+    stored = execute.execute(
         planned,
         observe=lambda i, first, part: seen.append((first, len(part.seconds))),
         on_start=starts.append,
@@ -192,7 +192,7 @@ def test_an_error_takes_away_no_round(planned, whole, often, tmp_path):
 def test_a_directory_without_a_round_is_cleaned_up_after_bad_input(planned, tmp_path, monkeypatch):
     monkeypatch.setattr(execute.Simulation, "run", lambda *_: (_ for _ in ()).throw(InputError("x", 1, "no")))
     with pytest.raises(InputError, match="x = 1"):
-        execute.run_plan(planned, directory=tmp_path / "run")
+        execute.execute(planned, directory=tmp_path / "run")
     assert names(tmp_path) == []
 
 
@@ -207,12 +207,12 @@ def test_the_results_that_again_replaces_stay_until_the_new_ones_are_there(plann
         with monkeypatch.context() as patch:  # before the first round: nothing has happened
             patch.setattr(place, name, fault)
             with pytest.raises(MemoryError):
-                execute.run_plan(planned, directory=path, again=True)
+                execute.execute(planned, directory=path, again=True)
         assert content(path) == content(whole)
     with pytest.raises(MemoryError):  # after some rounds: both are there
-        execute.run_plan(planned, directory=path, again=True, observe=fails)
+        execute.execute(planned, directory=path, again=True, observe=fails)
     assert content(path / "replaced") == content(whole) and (path / "rounds.jsonl").stat().st_size
-    execute.run_plan(planned, directory=path)
+    execute.execute(planned, directory=path)
     assert not (path / "replaced").exists()
     assert (path / "results.json").read_bytes() == (whole / "results.json").read_bytes()
 
@@ -224,7 +224,7 @@ def test_the_rounds_of_an_unfinished_run_survive_an_again_that_fails(planned, wh
     with monkeypatch.context() as patch:  # before its first round
         patch.setattr(execute.Simulation, "run", lambda *_: (_ for _ in ()).throw(MemoryError))
         with pytest.raises(MemoryError):
-            execute.run_plan(planned, directory=path, again=True)
+            execute.execute(planned, directory=path, again=True)
     assert (path / "rounds.jsonl").read_bytes() == before and not (path / "replaced").exists()
     assert heard(planned, directory=path)[2][0] == (1, 5)  # resumed from its checkpoint
     assert content(path) == content(whole)
@@ -247,7 +247,7 @@ def test_killed_while_a_run_is_set_aside(planned, whole, tmp_path, monkeypatch, 
         patch.setattr(os, "replace", mortal)
         patch.setattr(directory, "put_back", lambda path: None)  # nothing is done after a kill
         with pytest.raises(Killed):
-            execute.run_plan(planned, directory=path, again=True)
+            execute.execute(planned, directory=path, again=True)
     if write in range(1, 7):  # of the six moves and the new environment
         monkeypatch.setenv("FOLB_RUNS", str(tmp_path))
         assert not directory.is_run(path) and directory.listed() == [path]
@@ -256,7 +256,7 @@ def test_killed_while_a_run_is_set_aside(planned, whole, tmp_path, monkeypatch, 
         assert folb.resume(path).state == "finished"
         assert content(path) == content(whole) and names(path) == FILES
     else:
-        execute.run_plan(planned, directory=path)
+        execute.execute(planned, directory=path)
         assert (path / "results.json").read_bytes() == (whole / "results.json").read_bytes()
 
 
@@ -277,7 +277,7 @@ def test_interrupted_while_a_run_is_set_aside(planned, whole, tmp_path, write, e
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(os, "replace", mortal)
         with pytest.raises(error):
-            execute.run_plan(planned, directory=path, again=True)
+            execute.execute(planned, directory=path, again=True)
     assert content(path) == content(whole) and names(path) == FILES
 
 
@@ -289,7 +289,7 @@ def test_a_damaged_run_survives_an_again_that_fails(planned, whole, tmp_path):
         raise InputError("x", 1, "no")
 
     with pytest.raises(InputError, match="x = 1"):
-        execute.run_plan(planned, directory=path, again=True, on_start=fails)
+        execute.execute(planned, directory=path, again=True, on_start=fails)
     assert content(path) == content(whole)
 
 
@@ -300,7 +300,7 @@ def test_a_folder_of_that_name_in_another_directory_is_left_alone(planned, whole
     with pytest.raises(InputError, match=r"is not a run|has replaced"):
         folb.resume(tmp_path / "mine")
     with pytest.raises(InputError, match=r"has replaced, but is not a run of folb"):
-        execute.run_plan(planned, directory=tmp_path / "mine")
+        execute.execute(planned, directory=tmp_path / "mine")
     assert names(tmp_path / "mine" / "replaced") == before
 
 
@@ -314,7 +314,7 @@ def test_an_error_while_a_run_is_set_aside_brings_it_back(planned, whole, tmp_pa
     with monkeypatch.context() as patch:
         patch.setattr(execute, "write_environment", full)
         with pytest.raises(OSError, match="No space left"):
-            execute.run_plan(planned, directory=path, again=True)
+            execute.execute(planned, directory=path, again=True)
     assert content(path) == content(whole) and names(path) == FILES
 
 
@@ -322,7 +322,7 @@ def test_a_run_that_cannot_be_resumed_says_why_it_starts_again(planned, whole, o
     path = tmp_path / "run"
     interrupted(planned, path, MemoryError())
     shutil.rmtree(path / "checkpoints")
-    execute.run_plan(planned, directory=path)
+    execute.execute(planned, directory=path)
     assert "starting again from the first round, because it has no checkpoint" in caplog.text
     assert content(path) == content(whole)
 
@@ -370,7 +370,7 @@ def test_killed_between_the_last_writes(planned, whole, often, tmp_path, action)
     with pytest.MonkeyPatch.context() as patch:
         killed_before(patch, action)
         with pytest.raises(Killed):
-            execute.run_plan(planned, directory=path)
+            execute.execute(planned, directory=path)
     assert (path / "checkpoints").exists()
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(program, "advance", None)  # no round can be run
@@ -391,7 +391,7 @@ def test_a_finished_run_without_its_picture_gets_it(planned, whole, tmp_path):
 def test_one_process_at_a_time(planned, whole, tmp_path):
     path = shutil.copytree(whole, tmp_path / "run")
     with atomic.claimed(path), pytest.raises(InputError, match=f"is being run by process {os.getpid()}"):
-        execute.run_plan(planned, directory=path, again=True)
+        execute.execute(planned, directory=path, again=True)
     assert content(path) == content(whole)
 
 

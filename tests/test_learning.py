@@ -5,7 +5,7 @@ import os
 import numpy as np
 import pytest
 
-from folb.experiments.execute import run_plan
+from folb.experiments.execute import execute
 from folb.experiments.experiment import Experiment
 from folb.experiments.plan import plan
 
@@ -21,7 +21,7 @@ def learned(dataset, **settings):
         dataset, algorithms=["fedavg"], system="fixed", seeds=1, rounds=20, evaluate_every=20, set=settings
     )
     planned = plan(experiment)
-    (result,) = run_plan(planned).runs()
+    (result,) = execute(planned).runs()
     counts = np.bincount(planned.federation.test.y)
     majority = counts.max() / counts.sum()
     accuracy, loss = result.final, float(result.train_loss[-1])

@@ -31,7 +31,7 @@ TINY = {"sizes": [20, 30, 40], "select.K": 2}
 
 
 def run(path, planned, observe=None):
-    return execute.run_plan(planned, directory=path, observe=observe)
+    return execute.execute(planned, directory=path, observe=observe)
 
 
 @pytest.fixture(scope="module")
@@ -155,7 +155,7 @@ def test_a_changed_system_of_one_s_own_is_another_experiment(tmp_path, monkeypat
     monkeypatch.chdir(tmp_path)  # and it can be repeated from anywhere
     assert planned("mine.py:own").identity == first.identity
     assert planned("mine.py:own").experiment.system == f"{tmp_path / 'mine.py'}:own"
-    assert execute.run_plan(first).runs()[0].updated.all()
+    assert execute.execute(first).runs()[0].updated.all()
 
 
 def test_a_failing_system_of_one_s_own_is_named(tmp_path):
@@ -330,7 +330,7 @@ def test_damaged_checkpoints_lose_no_recorded_round(planned, whole, often, tmp_p
             file.write_bytes(file.read_bytes()[:-7])
     recorded = (path / "rounds.jsonl").read_bytes()
     sizes = []
-    execute.run_plan(planned, directory=path, observe=lambda *part: sizes.append((path / "rounds.jsonl").read_bytes()))
+    execute.execute(planned, directory=path, observe=lambda *part: sizes.append((path / "rounds.jsonl").read_bytes()))
     assert recorded and all(now.startswith(recorded) for now in sizes)
     assert sorted((path / "rounds.jsonl").read_text().splitlines()) == sorted(
         (whole / "rounds.jsonl").read_text().splitlines()

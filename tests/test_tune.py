@@ -432,7 +432,7 @@ def test_the_winner_file_repeats_its_runs_to_the_bit(whole, capsys):
 
 
 def test_an_interrupted_search_goes_on_with_the_same_command(whole, capsys, monkeypatch):
-    run_plan = execute.run_plan
+    run = execute.execute
 
     def interrupted(planned, *, observe, **options):
         def stop(i, first, part):
@@ -440,13 +440,13 @@ def test_an_interrupted_search_goes_on_with_the_same_command(whole, capsys, monk
             if i == 5:  # the last of the stacked runs
                 raise KeyboardInterrupt
 
-        return run_plan(planned, observe=stop, **options)
+        return run(planned, observe=stop, **options)
 
-    monkeypatch.setattr(execute, "run_plan", interrupted)
+    monkeypatch.setattr(execute, "execute", interrupted)
     monkeypatch.setattr(sys, "argv", ["folb", *SEARCH, "--again"])
     assert main([*SEARCH, "--again"]) == 130
     assert f"resume with: folb {' '.join(SEARCH)}\n" in capsys.readouterr().err
-    monkeypatch.setattr(execute, "run_plan", run_plan)
+    monkeypatch.setattr(execute, "execute", run)
     loaded, load = [], run_arrays.load_checkpoint
     monkeypatch.setattr(run_arrays, "load_checkpoint", lambda *args: loaded.append(load(*args)) or loaded[-1])
     assert document_of(capsys, *SEARCH) == whole[1]

@@ -94,16 +94,8 @@ _NAMES = {
     "trace": "data.device_trace",
     "weighted": "core.rules",
 }
-_MODULES = {
-    "algorithms": "core.algorithms",
-    "data": "data",
-    "guard": "core.guard",
-    "models": "models",
-    "rules": "core.rules",
-    "system": "core.system",
-    "tree": "core.tree",
-    "vector": "core.vector",
-}
+_MODULES = {name: f"core.{name}" for name in ("algorithms", "guard", "rules", "system", "tree", "vector")}
+_MODULES |= {name: name for name in ("data", "models")}
 
 __all__ = sorted([*_NAMES, *_MODULES])
 

@@ -39,7 +39,7 @@ DEFAULT = Contender("plain", "fedprox", "Ours", groups=["ours"], set={"local.lr"
 
 def complete(planned, about):
     done.append(about)
-    return execute.run_plan(planned)
+    return execute.execute(planned)
 
 
 done: list[str] = []

@@ -39,7 +39,7 @@ def execute_plan(home, wanted):
 
     def complete(planned, about):
         done.append(about)
-        return execute.run_plan(planned)
+        return execute.execute(planned)
 
     defence.execute_plan(wanted, home, complete, told.append)
     return done, told

@@ -4,21 +4,19 @@ from __future__ import annotations
 
 import argparse
 import json
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from folb.cli import options as common
 
 if TYPE_CHECKING:
-    from folb.experiments.execute import OnStart
     from folb.experiments.experiment import Experiment
-    from folb.simulation.simulate import Observe
     from folb.store.directory import RunDirectory
 
 
 def add(commands: Any) -> None:
-    """`folb compare`, `folb run` and `folb attack`."""
-    compare = commands.add_parser("compare", help="run algorithms side by side on one dataset")
+    compare = common.command(commands, "compare", "run algorithms side by side on one dataset", _compare)
     compare.add_argument("dataset", metavar="DATASET", help=common.DATASET)
     compare.add_argument(
         "--algorithms",
@@ -26,30 +24,17 @@ def add(commands: Any) -> None:
         help="names of `folb list`, or my_file.py:function (folb, and fedprox and fedavg with both averages)",
     )
     common.add_experiment(compare)
-    compare.add_argument(
-        "--quick",
-        action="store_true",
-        help="a minute or two: one seed, few rounds and samples",
-    )
-    compare.set_defaults(handle=_compare)
-    run = commands.add_parser("run", help="run an experiment from a TOML file")
+    compare.add_argument("--quick", action="store_true", help="a minute or two: one seed, few rounds and samples")
+    run = common.command(commands, "run", "run an experiment from a TOML file", _run)
     run.add_argument("experiment", metavar="EXPERIMENT.toml", type=Path)
-    run.set_defaults(handle=_run)
     for command in (compare, run):
         command.add_argument("--out", metavar="DIR", help="the run directory (runs/NAME)")
-        command.add_argument(
-            "--records",
-            action="store_true",
-            help="keep each device's weight and gamma; with fairness, its accuracy",
-        )
+        says = "keep each device's weight and gamma; with fairness, its accuracy"
+        command.add_argument("--records", action="store_true", help=says)
         common.add_running(command, "DATASET" if command is compare else "EXPERIMENT.toml")
         common.add_naming(command)
         common.add_processes(command)
-    _add_attack(commands)
-
-
-def _add_attack(commands: Any) -> None:
-    attack = commands.add_parser("attack", help="measure what lying devices gain, rule by rule")
+    attack = common.command(commands, "attack", "measure what lying devices gain, rule by rule", _attack)
     attack.add_argument(
         "dataset", metavar="DATASET", nargs="?", default="synthetic_1_1", help=f"{common.DATASET} (synthetic_1_1)"
     )
@@ -63,26 +48,20 @@ def _add_attack(commands: Any) -> None:
     attack.add_argument("--out", metavar="DIR", help="the run directory (runs/NAME; the experiment gives the name)")
     common.add_running(attack, "[DATASET]")
     common.add_naming(attack)
-    attack.set_defaults(handle=_attack)
 
 
 def add_resume(commands: Any) -> None:
-    """`folb resume`."""
-    resume = commands.add_parser("resume", help="resume an interrupted run")
+    resume = common.command(commands, "resume", "resume an interrupted run", _resume)
     resume.add_argument("run", metavar="RUN", help=common.RUN)
     common.add_running(resume, "RUN")
     common.add_processes(resume)
-    resume.set_defaults(handle=_resume)
 
 
 def _compare(options: argparse.Namespace) -> None:
-    given: dict[str, Any] = {}
     settings = common.settings(options.set)
-    if options.algorithms is not None:
-        given["algorithms"] = [name.strip() for name in options.algorithms.split(",") if name.strip()]
-    elif not options.quick:
+    if options.algorithms is None and not options.quick:
         settings = {"rule.weights": ["equal", "samples"], **settings}  # which average it is matters more than FOLB does
-    experiment = common.experiment(options, set=settings, **given)
+    experiment = common.experiment(options, algorithms=common.words(options.algorithms), set=settings)
     if options.quick:
         from folb.experiments.quick import quick
 
@@ -101,6 +80,7 @@ def _execute(experiment: Experiment, options: argparse.Namespace) -> None:
 
     from folb.cli.running import executed
 
+    common.use_compilation_cache()
     _show(*executed(options, replace(experiment, records=True) if options.records else experiment), options.json)
 
 
@@ -109,20 +89,15 @@ def _resume(options: argparse.Namespace) -> None:
     from folb.experiments.execute import resume
 
     common.use_compilation_cache()
-    accelerators = common.accelerators(options, None)
-
-    def work(on_start: OnStart, observe: Observe) -> RunDirectory:
-        return resume(
-            options.run,
-            again=options.again,
-            accelerators=accelerators,
-            stream=options.stream,
-            track=options.track,
-            keep_model=options.keep_model,
-            on_start=on_start,
-            observe=observe,
-        )
-
+    work = partial(
+        resume,
+        options.run,
+        again=options.again,
+        accelerators=common.accelerators(options, None),
+        stream=options.stream,
+        track=options.track,
+        keep_model=options.keep_model,
+    )
     _show(*completed(options, work), options.json)
 
 
@@ -152,16 +127,18 @@ def _attack(options: argparse.Namespace) -> None:
     from folb.experiments.experiment import Experiment
     from folb.results.outcomes import outcomes, plain
 
-    def listed(text: str | None) -> list[str] | None:
-        return None if text is None else [name for name in text.split(",") if name]
-
-    algorithms = listed(options.algorithms) or list(attack.ALGORITHMS)
-    attacks = listed(options.attacks) or list(attack.ATTACKS)
-    given = common.settings(options.set)
-    chosen = attack.settings(algorithms, listed(options.rules), attacks, listed(options.attackers) or [], given)
+    algorithms = common.words(options.algorithms) or list(attack.ALGORITHMS)
+    chosen = attack.settings(
+        algorithms,
+        common.words(options.rules),
+        common.words(options.attacks) or list(attack.ATTACKS),
+        common.words(options.attackers) or [],
+        common.settings(options.set),
+    )
     if options.evaluate_every is None:
         options.evaluate_every = options.rounds or Experiment.rounds
     experiment = common.experiment(options, algorithms=algorithms, set=chosen)
+    common.use_compilation_cache()
     stored, start = executed(options, experiment, same_command())
     ends = outcomes(stored.runs())
     if options.json:

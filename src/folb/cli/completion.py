@@ -10,7 +10,8 @@ import argparse
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, NamedTuple, get_args
 
-SHELLS = ("bash", "zsh", "fish")
+from folb.cli import options as common
+
 RUNS = "(runs)"  # stands for the names of runs
 
 
@@ -23,63 +24,49 @@ class Command(NamedTuple):
 
 
 def add(commands: Any) -> None:
-    """`folb completion`."""
-    completion = commands.add_parser("completion", help="print a script that completes commands, options and names")
-    completion.add_argument("shell", choices=SHELLS)
-    completion.set_defaults(handle=_completion)
+    says = "print a script that completes commands, options and names"
+    common.command(commands, "completion", says, _completion).add_argument("shell", choices=("bash", "zsh", "fish"))
 
 
 def _completion(options: argparse.Namespace) -> None:
     from folb.cli.main import parser
 
     commands = table(parser(tuning=True), _names())
-    lines = (
-        fish(commands) if options.shell == "fish" else {"bash": bash, "zsh": zsh}[options.shell](commands, _values())
-    )
-    print("\n".join(lines))
+    script = {"bash": bash, "zsh": zsh}.get(options.shell)
+    print("\n".join(fish(commands) if script is None else script(commands, _values())))
 
 
 def _names() -> dict[str, tuple[str, ...]]:
     """The words that can be given for the arguments of these names."""
+    from folb.cli.listing import KINDS
     from folb.core.algorithm import SLOTS
     from folb.core.algorithms import ALGORITHMS
     from folb.data import DATASETS
-    from folb.experiments.settings import algorithm_settings, settings
-    from folb.experiments.systems import SYSTEMS
+    from folb.experiments.plan import SYSTEMS
+    from folb.experiments.settings import settings
+    from folb.experiments.tune import sweepable
     from folb.models import MODELS
 
-    kinds: dict[str, Mapping[str, Callable[..., Any]]] = {
-        "algorithms": ALGORITHMS,
-        "dataset": DATASETS,
-        "model": MODELS,
-        "system": SYSTEMS,
-    }
-    words = {kind: tuple(things) for kind, things in kinds.items()}
-    known = {name: None for make in ALGORITHMS.values() for name in algorithm_settings(make)}
-    other = {kind: {name: None for make in kinds[kind].values() for name in settings(make)} for kind in words}
-    everything = (
-        "algorithms",
-        "datasets",
-        "models",
-        "parts",
-        "systems",
-        *SLOTS,
-        *(name for own in words.values() for name in own),
-    )
+    words = {"algorithms": tuple(ALGORITHMS)}
+    known = {"algorithms": sweepable()}
+    others: dict[str, Mapping[str, Callable[..., Any]]] = {"dataset": DATASETS, "model": MODELS, "system": SYSTEMS}
+    for kind, things in others.items():
+        words[kind] = tuple(things)
+        known[kind] = [name for make in things.values() for name in settings(make)]
     return {
         **words,
         **{f"sweep_{path}": choices for path, choices in _values().items()},
         "algorithm": words["algorithms"],
         "run": (RUNS,),
-        "what": everything,
-        "box": _given(known),
-        "set": _given(known | other["dataset"] | other["model"] | other["system"]),
-        "data info set": _given(other["dataset"]),
+        "what": (*KINDS, "parts", *SLOTS, *(name for own in words.values() for name in own)),
+        "box": _given(known["algorithms"]),
+        "set": _given(name for own in known.values() for name in own),
+        "data info set": _given(known["dataset"]),
     }
 
 
 def _given(names: Iterable[str]) -> tuple[str, ...]:
-    return tuple(f"{name}=" for name in names)
+    return tuple(f"{name}=" for name in dict.fromkeys(names))
 
 
 def _values() -> dict[str, tuple[str, ...]]:
@@ -122,82 +109,82 @@ def table(parser: argparse.ArgumentParser, names: Mapping[str, tuple[str, ...]])
     return commands
 
 
-def bash(commands: Mapping[str, Command], values: Mapping[str, tuple[str, ...]]) -> Iterator[str]:
+def bash(commands: Mapping[str, Command], values: Mapping[str, tuple[str, ...]]) -> list[str]:
     """The script for bash; `values` has the words of settings."""
-    groups = sorted({path.partition(" ")[0] for path in commands if " " in path})
-    yield "# folb completion bash > ~/.local/share/bash-completion/completions/folb"
-    yield from BASH_RUNS
-    yield "_folb_values() {"
-    yield '  case "$1" in'
-    yield from (f"    {path}|*.{path}) echo {_quoted(choices)} ;;" for path, choices in values.items())
-    yield "  esac"
-    yield "}"
-    yield "_folb() {"
-    yield '  local cur=${COMP_WORDS[COMP_CWORD]} prev=${COMP_WORDS[COMP_CWORD-1]} command="" words="" before="" key=""'
-    yield "  (( COMP_CWORD > 1 )) && command=${COMP_WORDS[1]}"
-    yield f'  case "$command" in {"|".join(groups)})'
-    yield '    (( COMP_CWORD > 2 )) && command="$command ${COMP_WORDS[2]}" ;;'
-    yield "  esac"
-    yield from BASH_VALUE
-    yield '  case "$command $prev" in'
-    for words, places in _by_words(commands).items():
-        yield f"    {'|'.join(places)}) words={_quoted(words)} ;;"
-    yield "    *)"
-    yield '      case "$command" in'
+    follow: dict[tuple[str, ...], list[str]] = {}  # the words that can follow options, and which options these are
     for path, command in commands.items():
-        flags, operands = _quoted(tuple(command.options)), _quoted(command.operands)
-        yield f'        "{path}") case "$cur" in -*) words={flags} ;; *) words={operands} ;; esac ;;'
-    yield "      esac ;;"
-    yield "  esac; fi"
-    yield from BASH_END
-    yield "complete -o default -F _folb folb"
+        for option, words in command.options.items():
+            if words is not None:
+                follow.setdefault(words, []).append(f'"{path} {option}"')
+    places = {
+        "VALUES": (f"    {path}|*.{path}) echo {_quoted(choices)} ;;" for path, choices in values.items()),
+        "GROUPS": ("|".join(sorted({path.partition(" ")[0] for path in commands if " " in path})),),
+        "OPTIONS": (f"    {'|'.join(those)}) words={_quoted(words)} ;;" for words, those in follow.items()),
+        "OPERANDS": (
+            f'        "{path}") case "$cur" in -*) words={_quoted(tuple(command.options))} ;; '
+            f"*) words={_quoted(command.operands)} ;; esac ;;"
+            for path, command in commands.items()
+        ),
+    }
+    script = BASH
+    for place, lines in places.items():
+        script = script.replace(f"@{place}@", "\n".join(lines))
+    return script.splitlines()
 
 
-BASH_RUNS = """_folb_runs() {
+BASH = """# folb completion bash > ~/.local/share/bash-completion/completions/folb
+_folb_runs() {
   local path name
   echo last
   for path in "${FOLB_RUNS:-runs}"/*/environment.json; do
     name=${path%/environment.json} name=${name##*/}
     case "$name" in ''|*[!A-Za-z0-9_.-]*) ;; *) echo "$name" ;; esac
   done
-}""".splitlines()
-BASH_VALUE = """  case "$cur" in  # KEY=VALUE is three words for bash, and one for zsh
+}
+_folb_values() {
+  case "$1" in
+@VALUES@
+  esac
+}
+_folb() {
+  local cur=${COMP_WORDS[COMP_CWORD]} prev=${COMP_WORDS[COMP_CWORD-1]} command="" words="" before="" key=""
+  (( COMP_CWORD > 1 )) && command=${COMP_WORDS[1]}
+  case "$command" in @GROUPS@)
+    (( COMP_CWORD > 2 )) && command="$command ${COMP_WORDS[2]}" ;;
+  esac
+  case "$cur" in  # KEY=VALUE is three words for bash, and one for zsh
     =) key=$prev cur="" ;;
     *=*) key=${cur%%=*} before="${cur%%=*}=" cur=${cur#*=} ;;
     *) case "$prev" in =) key=${COMP_WORDS[COMP_CWORD-2]} ;; esac ;;
   esac
-  if [ -n "$key" ]; then words=$(_folb_values "$key"); else""".splitlines()
-BASH_END = """  case "$words" in "(runs)") words=$(_folb_runs) ;; esac
+  if [ -n "$key" ]; then words=$(_folb_values "$key"); else
+  case "$command $prev" in
+@OPTIONS@
+    *)
+      case "$command" in
+@OPERANDS@
+      esac ;;
+  esac; fi
+  case "$words" in "(runs)") words=$(_folb_runs) ;; esac
   case "$cur" in *,*) before=$before${cur%,*}, cur=${cur##*,} ;; esac
   COMPREPLY=( $(compgen -P "$before" -W "$words" -- "$cur") )
   case "${COMPREPLY[0]}" in *=) compopt -o nospace 2>/dev/null ;; esac
-}""".splitlines()
-
-
-def _by_words(commands: Mapping[str, Command]) -> dict[tuple[str, ...], list[str]]:
-    """The words that can follow options, and after which command and option they do."""
-    options: dict[tuple[str, ...], list[str]] = {}
-    for path, command in commands.items():
-        for option, words in command.options.items():
-            if words is not None:
-                options.setdefault(words, []).append(f'"{path} {option}"')
-    return options
+}
+complete -o default -F _folb folb"""
 
 
 def _quoted(words: tuple[str, ...]) -> str:
     return '"' + " ".join(words) + '"'
 
 
-def zsh(commands: Mapping[str, Command], values: Mapping[str, tuple[str, ...]]) -> Iterator[str]:
+def zsh(commands: Mapping[str, Command], values: Mapping[str, tuple[str, ...]]) -> list[str]:
     """The script for zsh, which takes bash's."""
-    yield "# source <(folb completion zsh), or in a file that ~/.zshrc sources"
-    yield "autoload -U +X compinit && compinit"
-    yield "autoload -U +X bashcompinit && bashcompinit"
-    yield from list(bash(commands, values))[1:]
+    first = "# source <(folb completion zsh), or in a file that ~/.zshrc sources"
+    load = [f"autoload -U +X {name} && {name}" for name in ("compinit", "bashcompinit")]
+    return [first, *load, *bash(commands, values)[1:]]
 
 
 def fish(commands: Mapping[str, Command]) -> Iterator[str]:
-    """The script for fish."""
     yield "# folb completion fish > ~/.config/fish/completions/folb.fish"
     yield from FISH_RUNS
     for path, command in commands.items():

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +15,8 @@ from folb.cli import tables
 from folb.data import fetch, source_files
 from folb.data.federation import Federation
 from folb.errors import InputError, choose, one_line
-from folb.experiments.settings import first_line, read, settings
+from folb.experiments.holdings import loaded
+from folb.experiments.settings import first_line
 from folb.typing import NDArray
 
 PICTURES = (".png", ".pdf", ".svg", ".jpg")
@@ -24,14 +25,8 @@ SOME = 10  # of the names of devices and classes that are shown
 NAME = 30  # characters of such a name
 
 
-def show() -> None:
-    """Print each dataset, and whether its files are there."""
-    tables.show_rows([(name, _state(name), first_line(make)) for name, make in data.DATASETS.items()])
-    print(f"\ndata directory: {source_files.directory()}")
-
-
 def known() -> dict[str, Any]:
-    """The same, for a program."""
+    """The datasets, and whether their files are there."""
     datasets = [{"name": name, "state": _state(name), "says": first_line(make)} for name, make in data.DATASETS.items()]
     return {"datasets": datasets, "directory": str(source_files.directory())}
 
@@ -48,14 +43,13 @@ def _state(name: str) -> str:
 
 def load(name: str, given: Mapping[str, Any]) -> Federation:
     """The dataset with settings from the command line: text values for KEY or NAME.KEY."""
-    known = settings(data.constructor(name))
     own: dict[str, Any] = {}
     for key, value in sorted(given.items(), key=lambda one: "." in one[0]):  # those that name it come last, so they win
         whose, dot, setting = key.rpartition(".")
         if dot:
             choose("set", whose.lower(), [name.lower()])
         own[setting] = value
-    return data.load(name, **{k: read(k, known[k].type, value) if k in known else value for k, value in own.items()})
+    return loaded(name, own)
 
 
 def describe(name: str, federation: Federation) -> None:
@@ -64,6 +58,7 @@ def describe(name: str, federation: Federation) -> None:
     size = labels.sum(axis=1)
     usual = data.defaults(name)
     model = "linear (name it with --model)" if federation.regression else usual.model
+    answers, to_beat = _labels(federation, labels)
     train, test = len(federation.train.y), len(federation.test.y)
     held_out = ", a random tenth of each device's" if federation.held_out else ""
     rows = {
@@ -72,42 +67,57 @@ def describe(name: str, federation: Federation) -> None:
         "devices": f"{federation.N:,}",
         "samples": f"{train + test:,}: {train:,} to train on, {test:,} to test on{held_out}",
         "per device": f"mean {size.mean():,.1f}, sd {size.std():,.1f}, from {size.min():,} to {size.max():,}",
-        "labels" if federation.regression else "classes": _labels(federation, labels),
+        "labels" if federation.regression else "classes": answers,
         "their names": _listed(federation.class_names),
         "devices' names": _listed(federation.device_names),
-        "to beat" if federation.regression else "majority": _to_beat(federation),
+        "to beat" if federation.regression else "majority": to_beat,
         "input": " x ".join(map(str, federation.shape)),
         "defaults": f"model {model}, local.lr {usual.lr:g}, local.mu {usual.mu:g} for fedprox, target {usual.target:g}",
     }
     tables.show_rows([(fact, value) for fact, value in rows.items() if value])
     print("\ndevices by number of samples")
-    for line in _size_histogram(size):
-        print(f"  {line}")
+    edges = np.unique(np.geomspace(size.min(), size.max() + 1, 11).round().astype(int))
+    devices, _ = np.histogram(size, edges)
+    width = len(f"{edges[-1]:,}")
+    for low, high, count in zip(edges, edges[1:] - 1, devices, strict=False):
+        bar = "█" * int(np.ceil(40 * count / devices.max()))
+        print(f"  {low:>{width},} - {high:>{width},} {bar} {count:,}")
     if federation.regression:
         return
     print(f"\nlabels 0 .. {federation.classes - 1} of all devices, then of some from the smallest to the largest")
     some = np.argsort(size, kind="stable")[np.linspace(0, federation.N - 1, min(federation.N, 5)).astype(int)]
-    for who, counts in [("all", labels.sum(axis=0)), *((_device(federation, k), labels[k]) for k in some)]:
-        print(f"  {who:<14}|{_bars(counts)}| {counts.sum():,}")
+    called = federation.device_names or [""] * federation.N
+    shown = ((f"device {k} {one_line(called[k], NAME)}".rstrip(), labels[k]) for k in some)
+    for who, counts in [("all", labels.sum(axis=0)), *shown]:
+        # a character for each label, as high as its share; even the smallest share is visible
+        heights = np.ceil((len(BARS) - 1) * counts / max(counts.max(), 1)).astype(int)
+        print(f"  {who:<14}|{''.join(BARS[height] for height in heights)}| {counts.sum():,}")
 
 
-def _labels(federation: Federation, labels: NDArray) -> str:
-    """What the labels are: classes, or numbers to predict."""
+def _labels(federation: Federation, labels: NDArray) -> tuple[str, str]:
+    """What the labels are: classes, or numbers to predict. And how good a model is that always gives the same answer:
+    the commonest label, or the mean of the numbers.
+    """
+    train, test = federation.train.y, federation.test.y
     if not federation.regression:
-        return f"{federation.classes}; a device has {(labels > 0).sum(axis=1).mean():.1f} of them on average"
-    y = np.concatenate([federation.train.y, federation.test.y]).astype(float)
-    return f"numbers to predict: mean {y.mean():.4g}, sd {y.std():.4g}, from {y.min():.4g} to {y.max():.4g}"
+        counts = np.bincount(test, minlength=1)
+        share = counts.max() / max(counts.sum(), 1)
+        return (
+            f"{federation.classes}; a device has {(labels > 0).sum(axis=1).mean():.1f} of them on average",
+            f"label {counts.argmax()} is {100 * share:.1f} % of the test samples",
+        )
+    y = np.concatenate([train, test]).astype(float)
+    error = np.mean((test - train.mean(dtype=float)) ** 2)
+    return (
+        f"numbers to predict: mean {y.mean():.4g}, sd {y.std():.4g}, from {y.min():.4g} to {y.max():.4g}",
+        f"the mean of the training labels has a mean squared error of {error:.4g} on the test samples",
+    )
 
 
 def _listed(names: Sequence[str] | None) -> str:
     """The first names, as a terminal can show them: those of a file may have any characters."""
     shown = [one_line(name, NAME) for name in (names or ())[:SOME]]
     return ", ".join([*shown, *(["..."] if len(names or ()) > SOME else [])])
-
-
-def _device(federation: Federation, k: int) -> str:
-    named = "" if federation.device_names is None else f" {one_line(federation.device_names[k], NAME)}"
-    return f"device {k}{named}"
 
 
 def facts(name: str, federation: Federation) -> dict[str, Any]:
@@ -130,31 +140,6 @@ def facts(name: str, federation: Federation) -> dict[str, Any]:
     }
 
 
-def _to_beat(federation: Federation) -> str:
-    """How good a model is that always gives the same answer: the commonest label, or the mean of numbers."""
-    if federation.regression:
-        error = np.mean((federation.test.y - federation.train.y.mean(dtype=float)) ** 2)
-        return f"the mean of the training labels has a mean squared error of {error:.4g} on the test samples"
-    counts = np.bincount(federation.test.y, minlength=1)
-    share = counts.max() / max(counts.sum(), 1)
-    return f"label {counts.argmax()} is {100 * share:.1f} % of the test samples"
-
-
-def _size_histogram(size: NDArray, bins: int = 10) -> Iterator[str]:
-    edges = np.unique(np.geomspace(size.min(), size.max() + 1, bins + 1).round().astype(int))
-    counts, _ = np.histogram(size, edges)
-    width = len(f"{edges[-1]:,}")
-    for low, high, count in zip(edges, edges[1:] - 1, counts, strict=False):
-        bar = "█" * int(np.ceil(40 * count / counts.max()))
-        yield f"{low:>{width},} - {high:>{width},} {bar} {count:,}"
-
-
-def _bars(counts: NDArray) -> str:
-    """A character for each label, as high as its share. Even the smallest share is visible."""
-    heights = np.ceil((len(BARS) - 1) * counts / max(counts.max(), 1)).astype(int)
-    return "".join(BARS[height] for height in heights)
-
-
 def picture(name: str, out: str) -> Path:
     """Where the picture of a dataset goes: a file, or NAME.png in a directory."""
     path = Path(out)
@@ -166,7 +151,6 @@ def picture(name: str, out: str) -> Path:
 
 
 def draw(federation: Federation, path: Path) -> None:
-    """Draw a federation into a file."""
     from folb.report.figures import portrait
 
     atomic.directory(path.parent)

@@ -11,33 +11,30 @@ from folb.cli import options as common
 
 
 def add(commands: Any) -> None:
-    """`folb data list`, `info`, `fetch` and `path`."""
     about = commands.add_parser("data", help="list, describe and download datasets")
     actions = about.add_subparsers(dest="action", required=True, metavar="ACTION")
-    listing = actions.add_parser("list", help="list the datasets, and whether their files are here")
+    listing = common.command(actions, "list", "list the datasets, and whether their files are here", _list)
     listing.add_argument("--json", action="store_true", help=common.JSON)
-    listing.set_defaults(handle=_list)
-    info = actions.add_parser("info", help="show the devices, samples, sizes and labels of a dataset")
+    info = common.command(actions, "info", "show the devices, samples, sizes and labels of a dataset", _info)
     info.add_argument("dataset", metavar="NAME", help=common.DATASET)
     info.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="a setting of `folb list`")
     info.add_argument("--out", metavar="PATH", help="draw sizes and labels by device into this file or directory")
     info.add_argument("--json", action="store_true", help=common.JSON)
-    info.set_defaults(handle=_info)
-    fetch = actions.add_parser("fetch", help="download a dataset's files")
-    fetch.add_argument(
-        "dataset", metavar="NAME", help="mnist, femnist, cifar10, cifar100, shakespeare, sent140 or glove"
-    )
-    fetch.set_defaults(handle=_fetch)
-    actions.add_parser("path", help="print the data directory").set_defaults(handle=_path)
+    fetch = common.command(actions, "fetch", "download a dataset's files", _fetch)
+    says = "mnist, femnist, cifar10, cifar100, shakespeare, sent140 or glove"
+    fetch.add_argument("dataset", metavar="NAME", help=says)
+    common.command(actions, "path", "print the data directory", _path)
 
 
 def _list(options: argparse.Namespace) -> None:
-    from folb.cli import dataset_facts
+    from folb.cli import dataset_facts, tables
 
+    known = dataset_facts.known()
     if options.json:
-        print(json.dumps(dataset_facts.known()))
-    else:
-        dataset_facts.show()
+        print(json.dumps(known))
+        return
+    tables.show_rows([(one["name"], one["state"], one["says"]) for one in known["datasets"]])
+    print(f"\ndata directory: {known['directory']}")
 
 
 def _info(options: argparse.Namespace) -> None:

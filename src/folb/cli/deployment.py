@@ -3,31 +3,27 @@
 from __future__ import annotations
 
 import argparse
-import sys
 from pathlib import Path
 from typing import Any
 
+from folb.cli.options import command
+
 
 def add(commands: Any) -> None:
-    """`folb deploy demo`."""
     deploy = commands.add_parser("deploy", help="run the same algorithms on real processes, with Flower")
     actions = deploy.add_subparsers(dest="action", required=True, metavar="ACTION")
-    demo = actions.add_parser("demo", help="run a SuperLink with TLS and node keys, and SuperNodes, on this machine")
+    demo = command(actions, "demo", "run a SuperLink with TLS and node keys, and SuperNodes, on this machine", _demo)
     demo.add_argument("--algorithm", default="folb", help="a name of `folb list` (folb)")
     demo.add_argument("--rounds", type=int, default=5, help="rounds (5); each takes about 10 seconds")
     demo.add_argument("--nodes", type=int, default=4, help="SuperNodes (4); each is a device of Synthetic_1_1")
     demo.add_argument("--out", metavar="DIR", help="the run directory (runs/deploy-ALGORITHM-NODES)")
     demo.add_argument("--again", action="store_true", help="run it again from the start, even if it is finished")
-    demo.set_defaults(handle=_demo)
 
 
 def _demo(options: argparse.Namespace) -> None:
     from folb.cli import tables
-    from folb.cli.running import same_command
+    from folb.cli.running import same_command, tell
     from folb.deploy import demo
-
-    def tell(line: str) -> None:
-        print(f"folb: {line}", file=sys.stderr, flush=True)
 
     def on_start(path: Path, finished: bool) -> None:
         if finished:

@@ -13,7 +13,7 @@ from importlib import import_module
 from typing import Any, NoReturn
 
 from folb import __version__
-from folb.cli.running import how_to_resume, interruptible, leave
+from folb.cli.running import how_to_resume, interruptible
 from folb.errors import InputError, hint
 
 OWN = {  # the commands of each module here, in the order of --help
@@ -94,33 +94,30 @@ def parser(tuning: bool = False, word: str = "") -> argparse.ArgumentParser:
     homes = [home for home, words in OWN.items() if word in words]
     for home in homes or OWN:
         import_module(f"folb.cli.{home}").add(commands, *((tuning,) if home == "search" else ()))
-    if not homes:
-        _add_others(commands)
-    return top
-
-
-def _add_others(commands: Any) -> None:
-    """The commands that other distributions add, and a line in place of each study that is not there."""
+    if homes:
+        return top
     from importlib import metadata
 
-    for point in metadata.entry_points(group=GROUP):
+    for point in metadata.entry_points(group=GROUP):  # the commands that other distributions add
         point.load()(commands)
-    for name, says in STUDIES.items():
+    for name, says in STUDIES.items():  # a line in place of each study that is not there
         if name not in commands.choices:
             commands.add_parser(name, help=f"{says} ({INSTALL})", add_help=False).set_defaults(handle=_without)
+    return top
 
 
 def _without(options: argparse.Namespace) -> None:
     raise InputError("command", options.command, f"is one of the studies, which are not installed: {INSTALL}")
 
 
-def collect_garbage_rarely() -> None:
-    """Collect garbage rarely. Imports and traces make many objects that stay: checks take 10 % of a short command.
-
-    The last collection, at the end of the process, would take longest, just before the system frees everything.
-    """
+def save_work() -> None:
+    """Collect garbage rarely, and let NumPy's threads sleep while they have no work."""
+    # imports and traces make many objects that stay: looking for garbage takes 10 % of a short command, and the last
+    # time, at the end of the process, would take longest, just before the system frees everything
     gc.set_threshold(max(COLLECT, gc.get_threshold()[0]))
     atexit.register(gc.freeze)
+    # OpenBLAS lets them spin, which would keep a core busy; it reads this when NumPy is imported
+    os.environ.setdefault("OPENBLAS_THREAD_TIMEOUT", "4")  # 2^4 cycles, the least
 
 
 def end_at_once(code: int) -> None:
@@ -132,11 +129,6 @@ def end_at_once(code: int) -> None:
     for stream in (sys.stdout, sys.stderr):
         stream.flush()
     os._exit(code)
-
-
-def wait_asleep() -> None:
-    """Let NumPy's threads sleep while they have no work. OpenBLAS lets them spin, which would keep a core busy."""
-    os.environ.setdefault("OPENBLAS_THREAD_TIMEOUT", "4")  # 2^4 cycles, the least; it is read when NumPy is imported
 
 
 def open_closed_streams() -> None:
@@ -157,53 +149,55 @@ def main(arguments: list[str] | None = None) -> int:
         return run(arguments)
     code = None
     atexit.register(lambda: None if code is None else end_at_once(code))
-    collect_garbage_rarely()
-    wait_asleep()
+    save_work()
     code = run(sys.argv[1:])
     return code
 
 
 def run(arguments: list[str]) -> int:
-    """Run a command, and return its exit code."""
     open_closed_streams()
     top = parser(arguments[:1] == ["tune"], *arguments[:1])
     options, unknown = top.parse_known_args(arguments)
     if unknown and options.handle is not _without:
         from folb.cli import completion
 
-        known = completion.table(top, {})
+        commands = completion.table(top, {})
         command = f"{options.command} {getattr(options, 'action', '')}".strip()
-        command = command if command in known else options.command
+        command = command if command in commands else options.command
         top.prog += f" {command}"  # its help lists the options
-        word = unknown[0].partition("=")[0]
-        near = [option for option in known[command].options if option.endswith(f".{word[2:]}")]
-        near = near or ([f"--set {word[2:]}=..."] if "." in word and "--set" in known[command].options else [])
-        meant = f"did you mean {' or '.join(near)}? " if near else hint(word, known[command].options)
+        word, known = unknown[0].partition("=")[0], commands[command].options
+        near = [option for option in known if option.endswith(f".{word[2:]}")]
+        near = near or ([f"--set {word[2:]}=..."] if "." in word and "--set" in known else [])
+        meant = f"did you mean {' or '.join(near)}? " if near else hint(word, known)
         top.error(f"{meant}unrecognized arguments: {' '.join(unknown)}")
+    code = 2
     try:
         with interruptible():
             options.handle(options)
             sys.stdout.flush()  # notice here, not at the end of the process, that the reader has gone away
+        return 0
     except InputError as error:
         print(f"folb: error: {error}", file=sys.stderr)
-        return leave(options, 2)
     except KeyboardInterrupt:
         print(f"folb: interrupted{how_to_resume(options)}", file=sys.stderr)
-        return leave(options, 130)
+        code = 130
     except BrokenPipeError:
         # the reader of our output has gone away (as `head` does): not an error
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-    except RuntimeError as error:
-        if "RESOURCE_EXHAUSTED" not in str(error):  # jax's word for a full accelerator memory
-            raise
-        print(f"folb: error: {str(error).splitlines()[0]}{how_to_resume(options)}", file=sys.stderr)
-        return leave(options, 2)
-    except (MemoryError, OSError) as error:
-        print(f"folb: error: {type(error).__name__}: {error}{how_to_resume(options)}", file=sys.stderr)
-        return leave(options, 2)
+        return 0
+    except (MemoryError, OSError, RuntimeError) as error:
+        what = f"{type(error).__name__}: {error}"
+        if isinstance(error, RuntimeError):
+            if "RESOURCE_EXHAUSTED" not in str(error):  # jax's word for a full accelerator memory
+                raise
+            what = str(error).splitlines()[0]
+        print(f"folb: error: {what}{how_to_resume(options)}", file=sys.stderr)
     except Exception:
         if getattr(options, "process", None) is None:
             raise
         traceback.print_exc()
-        return leave(options, 1)
-    return 0
+        code = 1
+    if getattr(options, "process", None) is not None:
+        sys.stderr.flush()
+        os._exit(code)  # at once, because the other processes are waiting for this one
+    return code

@@ -7,6 +7,7 @@ import shlex
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from folb.cli.options import command
 from folb.errors import InputError
 
 STARTERS = Path(__file__).parent / "starters"
@@ -43,34 +44,25 @@ KINDS = {
 
 
 def add(commands: Any) -> None:
-    """`folb new`."""
-    new = commands.add_parser("new", help="write a small algorithm, dataset or Flower app to start from")
+    new = command(commands, "new", "write a small algorithm, dataset or Flower app to start from", _new)
     new.add_argument("kind", choices=KINDS, help="what to start")
     new.add_argument("directory", metavar="DIR", help="where its files go; existing files are not overwritten")
-    new.set_defaults(handle=_new)
 
 
 def _new(options: argparse.Namespace) -> None:
     starter, home = KINDS[options.kind], Path(options.directory)
     if not options.directory.isprintable() or not options.directory or "," in options.directory:
         raise InputError("directory", options.directory, "should be a path of printable characters, without commas")
-    write(starter.files, home)
-    for file in starter.files:
-        print(home / file.name)
-    print("\ntry it:")
-    for command in starter.commands:
-        print("  " + command.replace("{}", shlex.quote(str(home))))
-
-
-def write(files: tuple[Path, ...], home: Path) -> None:
-    """Copy the files into a directory. If one of them exists already, nothing is written."""
-    there = [file.name for file in files if (home / file.name).is_symlink() or (home / file.name).exists()]
-    if there:
-        raise InputError("directory", str(home), f"has {there[0]} already; choose another directory")
+    for file in starter.files:  # if one of them exists already, nothing is written
+        if (home / file.name).is_symlink() or (home / file.name).exists():
+            raise InputError("directory", str(home), f"has {file.name} already; choose another directory")
     try:
         home.mkdir(parents=True, exist_ok=True)
-        for file in files:
+        for file in starter.files:
             with open(home / file.name, "xb") as copy:
                 copy.write(file.read_bytes().replace(b"examples/" + file.name.encode(), file.name.encode()))
     except OSError as error:
         raise InputError("directory", str(home), f"should be a directory to write to: {error.strerror}") from error
+    print(*(home / file.name for file in starter.files), "\ntry it:", sep="\n")
+    for line in starter.commands:
+        print("  " + line.replace("{}", shlex.quote(str(home))))

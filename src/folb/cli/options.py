@@ -8,10 +8,11 @@ import re
 import sys
 import warnings
 import zlib
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from folb.errors import InputError
+from folb.errors import InputError, check
 
 if TYPE_CHECKING:
     from folb.experiments.experiment import Experiment
@@ -22,6 +23,13 @@ RUN = "a run's name, the beginning of it, its directory, or 'last' for the newes
 JSON = "print one JSON document, and nothing else"
 RUNS = """Run directories are in FOLB_RUNS, else in ./runs. What they take on disk:
 docs/guides/runs.md."""
+
+
+def command(commands: Any, word: str, says: str, handle: Callable[[argparse.Namespace], None]) -> Any:
+    """A new command, which `handle` does."""
+    made = commands.add_parser(word, help=says)
+    made.set_defaults(handle=handle)
+    return made
 
 
 def add_experiment(command: argparse.ArgumentParser, every: str = "1") -> None:
@@ -88,47 +96,32 @@ def add_running(command: argparse.ArgumentParser, operand: str) -> None:
 
 
 def add_naming(command: argparse.ArgumentParser) -> None:
-    """The options for what people call a run."""
     command.add_argument("--name", metavar="TEXT", help="what you call the run; its path stays")
     command.add_argument("--tags", metavar="A,B", help="words to find the run by")
 
 
-def tags(options: argparse.Namespace) -> list[str] | None:
-    """The tags of --tags; none of them if it is empty."""
-    return None if options.tags is None else [tag.strip() for tag in options.tags.split(",") if tag.strip()]
+def words(text: str | None) -> list[str] | None:
+    """The words of an option, as A,B; none of them if it is empty."""
+    return None if text is None else [word.strip() for word in text.split(",") if word.strip()]
 
 
 def add_devices(command: argparse.ArgumentParser) -> None:
-    """The option for the number of accelerators."""
-    command.add_argument(
-        "--devices",
-        metavar="auto|N",
-        help="accelerators that share a round (1; resumed: as before)",
-    )
+    command.add_argument("--devices", metavar="auto|N", help="accelerators that share a round (1; resumed: as before)")
 
 
 def add_processes(command: argparse.ArgumentParser) -> None:
-    """The options for the accelerators of several processes."""
-    command.add_argument(
-        "--process",
-        metavar="I/N",
-        help="this is process I, from 0, of N that run the same command",
-    )
+    command.add_argument("--process", metavar="I/N", help="this is process I, from 0, of N that run the same command")
     command.add_argument("--coordinator", metavar="HOST:PORT", help="where process 0 listens for the others")
 
 
 def experiment(options: argparse.Namespace, **given: Any) -> Experiment:
-    """The experiment that the options describe."""
     from folb.experiments.experiment import Experiment
 
+    given["metrics"] = words(options.metrics)
+    given["seeds"] = None if options.seeds is None else seeds(options.seeds)
     for name in ("model", "system", "objective", "rounds", "target", "evaluate_every", "evaluate", "device_samples"):
-        if getattr(options, name) is not None:
-            given[name] = getattr(options, name)
-    if options.metrics is not None:
-        given["metrics"] = [name.strip() for name in options.metrics.split(",") if name.strip()]
-    if options.seeds is not None:
-        given["seeds"] = seeds(options.seeds)
-    return Experiment(dataset=options.dataset, **given)
+        given[name] = getattr(options, name)
+    return Experiment(options.dataset, **{name: value for name, value in given.items() if value is not None})
 
 
 def seeds(text: str, field: str = "seeds") -> int | list[int]:
@@ -145,10 +138,8 @@ def settings(pairs: list[str], field: str = "set") -> dict[str, Any]:
     given: dict[str, Any] = {}
     for pair in pairs:
         key, equals, text = pair.partition("=")
-        if not (key and equals and text):
-            raise InputError(field, pair, "should be KEY=VALUE")
-        if key in given:
-            raise InputError(field, pair, f"{key} is given already; put commas between several values")
+        check(field, pair, key and equals and text, "should be KEY=VALUE")
+        check(field, pair, key not in given, f"{key} is given already; put commas between several values")
         given[key] = text.split(",") if "," in text else text
     return given
 
@@ -157,39 +148,31 @@ def accelerators(options: argparse.Namespace, usual: int | None = 1) -> Any:
     """How many accelerators share the work, or `usual`. The check comes after this process has joined the others."""
     from folb.simulation import parallel
 
+    def waiting(line: str) -> None:
+        print(f"folb: {line}", file=sys.stderr, flush=True)
+
+    def too_late(error: InputError) -> None:
+        print(f"folb: error: {error}", file=sys.stderr, flush=True)
+        os._exit(2)
+
     process, coordinator = getattr(options, "process", None), getattr(options, "coordinator", None)
     if process is not None and coordinator is not None:
-        _keep_output_apart()
-        parallel.join(coordinator, process, _waiting, _too_late)
+        own = os.dup(1)  # what JAX's collectives print goes to standard error: standard output is for results
+        os.dup2(2, 1)
+        sys.stdout = os.fdopen(own, "w", encoding=sys.stdout.encoding)
+        parallel.join(coordinator, process, waiting, too_late)
     elif process is not None:
         raise InputError("process", process, "should be given together with --coordinator")
     elif coordinator is not None:
         raise InputError("coordinator", coordinator, "should be given together with --process")
-    given = options.devices
-    if given is None:
+    if options.devices is None:
         return usual
-    count = int(given) if given.isascii() and given.isdecimal() else given
+    count = int(options.devices) if options.devices.isascii() and options.devices.isdecimal() else options.devices
     try:
         parallel.mesh(count)
     except InputError as error:
         raise InputError("devices", count, error.expected) from None
     return count
-
-
-def _waiting(line: str) -> None:
-    print(f"folb: {line}", file=sys.stderr, flush=True)
-
-
-def _too_late(error: InputError) -> None:
-    print(f"folb: error: {error}", file=sys.stderr, flush=True)
-    os._exit(2)
-
-
-def _keep_output_apart() -> None:
-    """Send what JAX's collectives print to standard error: standard output is for results."""
-    own = os.dup(1)
-    os.dup2(2, 1)
-    sys.stdout = os.fdopen(own, "w", encoding=sys.stdout.encoding)
 
 
 def use_compilation_cache() -> None:
@@ -215,21 +198,14 @@ def drop_damaged(home: Path) -> None:
     usual = warnings.showwarning
 
     def show(message: Warning | str, *about: Any, **more: Any) -> None:
-        program = WARNING.match(str(message))
-        entries = [path for path in home.iterdir() if path.name.startswith(f"{program[1]}-")] if program else []
-        damaged = [path for path in entries if _is_damaged(path)]
-        for path in damaged:
-            path.unlink(missing_ok=True)  # jax is about to compile the program, and then writes it again
+        program, damaged = WARNING.match(str(message)), False
+        for path in [path for path in home.iterdir() if program and path.name.startswith(f"{program[1]}-")]:
+            try:
+                zlib.decompress(path.read_bytes())
+            except (OSError, zlib.error):  # an entry in another format than zlib's is removed, too
+                damaged = True
+                path.unlink(missing_ok=True)  # jax is about to compile the program, and then writes it again
         if not damaged:
             usual(message, *about, **more)
 
     warnings.showwarning = show
-
-
-def _is_damaged(entry: Path) -> bool:
-    """Whether an entry cannot be unpacked. An entry in another format than zlib's is removed, too."""
-    try:
-        zlib.decompress(entry.read_bytes())
-    except (OSError, zlib.error):
-        return True
-    return False

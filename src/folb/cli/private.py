@@ -6,10 +6,11 @@ import argparse
 import json
 from typing import Any
 
+from folb.cli.options import command
+
 
 def add(commands: Any) -> None:
-    """`folb privacy`."""
-    privacy = commands.add_parser("privacy", help="the noise for a budget of epsilon, or the epsilon of a noise")
+    privacy = command(commands, "privacy", "the noise for a budget of epsilon, or the epsilon of a noise", _privacy)
     privacy.add_argument("--devices", metavar="N", type=int, required=True, help="how many devices there are")
     privacy.add_argument("--K", metavar="K", type=int, default=10, help="devices of a round (10)")
     privacy.add_argument("--rounds", metavar="R", type=int, default=100, help="rounds (100)")
@@ -23,40 +24,30 @@ def add(commands: Any) -> None:
         help="each device by itself with the chance K/N, or K of them without replacement (poisson)",
     )
     privacy.add_argument("--json", action="store_true", help="print JSON")
-    privacy.set_defaults(handle=_privacy)
-
-
-def _noise(options: argparse.Namespace, scheme: str) -> float:
-    """The noise that is given, or that for the budget. An error names the option, and not the setting of a run."""
-    from folb.core import accountant
-    from folb.errors import InputError, check_number
-
-    try:
-        accountant.check_budget(options.epsilon, options.delta, options.K, options.devices)
-        if options.noise is not None:
-            check_number("noise", options.noise, *accountant.NOISE[:2])
-            return float(options.noise)
-        if options.epsilon is None:
-            expected = "should be the budget, such as --epsilon 8; or give --noise, such as --noise 1"
-            raise InputError("epsilon", None, expected)
-        return accountant.noise_for(options.epsilon, options.delta, scheme, options.K, options.devices, options.rounds)
-    except InputError as error:
-        raise InputError(error.field.rpartition(".")[2], error.value, error.expected) from error
 
 
 def _privacy(options: argparse.Namespace) -> None:
     from folb.cli import tables
     from folb.core import accountant
-    from folb.errors import check_whole
+    from folb.errors import InputError, check_number, check_whole
 
     scheme = {"poisson": "poisson", "uniform": "fixed"}[options.sampling]
     check_whole("K", options.K, 1)
     check_whole("rounds", options.rounds, 1)
-    noise = _noise(options, scheme)
+    most, epsilon, noise = options.rounds, options.epsilon, options.noise
+    try:
+        accountant.check_budget(epsilon, options.delta, options.K, options.devices)
+        if noise is not None:
+            check_number("noise", noise, *accountant.NOISE[:2])
+        elif epsilon is None:
+            expected = "should be the budget, such as --epsilon 8; or give --noise, such as --noise 1"
+            raise InputError("epsilon", None, expected)
+        else:
+            noise = accountant.noise_for(epsilon, options.delta, scheme, options.K, options.devices, most)
+    except InputError as error:  # it should name the option, and not the setting of a run
+        raise InputError(error.field.rpartition(".")[2], error.value, error.expected) from error
     how = accountant.Rounds(scheme, options.K, options.devices, noise)
-    rounds = options.rounds
-    if options.epsilon is not None:
-        rounds = how.within(options.epsilon, options.delta, options.rounds)
+    rounds = most if epsilon is None else how.within(epsilon, options.delta, most)
     loss = {
         "devices": options.devices,
         "K": options.K,
@@ -70,6 +61,6 @@ def _privacy(options: argparse.Namespace) -> None:
         print(json.dumps(loss))
         return
     tables.say(f"noise {noise:g}: the sum of a round has noise of standard deviation {noise:g} times the clip")
-    ended = "" if rounds == options.rounds else f", and one more round would exceed {options.epsilon:g}"
+    ended = "" if rounds == most else f", and one more round would exceed {epsilon:g}"
     count = f"{rounds} round{'s' * (rounds != 1)}"
     tables.say(f"epsilon {loss['epsilon']:g} after {count}, with delta {options.delta:g}{ended}")

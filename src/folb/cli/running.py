@@ -12,9 +12,10 @@ import shlex
 import signal
 import sys
 import threading
-from collections.abc import Callable, Iterator, Sequence
-from types import FrameType
-from typing import TYPE_CHECKING, Any, TypeVar
+import traceback
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
 from folb.cli import options as common
 from folb.cli.ctrl_c import interrupted
@@ -22,163 +23,97 @@ from folb.errors import one_line
 from folb.pace import EVERY, Lines
 
 if TYPE_CHECKING:
-    from folb.experiments.execute import OnStart, Start
+    from folb.experiments.execute import Start
     from folb.experiments.experiment import Experiment
+    from folb.experiments.plan import Plan
     from folb.results.run import Run
-    from folb.simulation.simulate import Observe
     from folb.store.directory import RunDirectory
 
-T = TypeVar("T")
-Begin = Callable[[int, Sequence[float]], None]  # shows the bar: the number of rounds, and what each run's cost
 LARGE = 100_000_000  # bytes of model.npz that are said before the first round
 
 
 def completed(
     options: argparse.Namespace,
-    work: Callable[[OnStart, Observe], RunDirectory],
+    work: Callable[..., RunDirectory],
     *,
     about: str = "rounds",
     command: str | None = None,
-    tell: bool = True,
+    say: bool = True,
 ) -> tuple[RunDirectory, Start | None]:
-    """The run directory that `work` fills, and how it began. Of several processes, only the first knows how.
+    """The run directory that `work(on_start=..., observe=...)` fills, and how it began. Progress is a bar or, without a
+    terminal, a line now and then. Of several processes, only the first knows how it began.
 
-    If it is interrupted, `command` resumes it; by default that is `folb resume`. With `tell`, a line on standard error
+    If it is interrupted, `command` resumes it; by default that is `folb resume`. With `say`, a line on standard error
     says if nothing was run.
     """
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    bar = Progress(*columns, console=Console(stderr=True))
+    drawn = bar.console.is_terminal
     started: list[Start] = []
+    lines: list[Lines] = []
+    stop = threading.Event()
+
+    def tell_beside(line: str) -> None:
+        bar.console.print(f"folb: {line}", highlight=False, markup=False, emoji=False, soft_wrap=True)
+
+    def on_start(start: Start) -> None:
+        started.append(start)
+        if start.finished:
+            return
+        together = []
+        if getattr(options, "process", None):
+            together = ["--coordinator", options.coordinator, "--process", options.process]
+        options.going = command or shlex.join(["folb", "resume", str(start.path), *together])
+        _announce(start, vars(options).setdefault("announced", set()))
+        # beside a bar, only a long run is announced
+        lines.append(Lines(start.rounds, tell_beside, math.inf if drawn else EVERY, about, start.costs))
+        if drawn:
+            bar.add_task("compiling", total=start.rounds)
+            bar.start()
+        if look := start.first_look():  # what can be said if the first round takes long
+            tell(str(look))
+
+    def observe(i: int, first: int, part: Run) -> None:
+        spent = f", epsilon {part.epsilon:.3g}" if "epsilon" in part.records else ""
+        if drawn:
+            bar.update(bar.task_ids[0], description=f"{about}{spent}", advance=len(part.seconds))
+        lines[0].advance(len(part.seconds), i, spent)
+        if stop.is_set():
+            raise KeyboardInterrupt
+
+    def end() -> None:
+        if bar.task_ids:  # otherwise no bar was started
+            bar.stop()
+
     options.going = command
-
-    def working(begin: Begin, observe: Observe) -> RunDirectory:
-        def on_start(start: Start) -> None:
-            started.append(start)
-            if not start.finished:
-                options.going = command or _resuming(options, start)
-                _announce(start, vars(options).setdefault("announced", set()))
-                begin(start.rounds, start.costs)
-                _look(start)
-
-        return work(on_start, observe)
-
-    stored = under_progress(options, about, working)
+    stored = _in_a_thread(options, lambda: work(on_start=on_start, observe=observe), stop, end)
     options.going = None
     if not started:
         return stored, None
-    if tell and started[0].finished:
+    if say and started[0].finished:
         tracked = f" and logs to {options.track}" if options.track else ""
         print(f"folb: {stored.path} is finished already; --again runs it from the start{tracked}", file=sys.stderr)
     return stored, started[0]
 
 
-def _announce(start: Start, announced: set[str]) -> None:
-    """Say what a user should know before the first round; of a dataset once, if a command has many runs."""
-    federation = start.plan.federation
-    own = os.path.isabs(start.plan.experiment.dataset)
-    if federation.held_out and own and federation.name not in announced:
-        announced.add(federation.name)
-        tell(
-            f"{federation.name} does not say what to test on: a random tenth of each device's samples is held out; "
-            "a column or array `split` (0 train, 1 test) says it"
-        )
-    if start.model_bytes > LARGE:
-        size = f"{start.model_bytes / 1e6:,.0f} MB"
-        tell(f"{start.path / 'model.npz'} will take {size}; --no-model leaves it out")
-
-
-def _look(start: Start) -> None:
-    """Say what can be said if the first round takes long."""
-    if look := start.first_look():
-        tell(look)
-
-
-def executed(
-    options: argparse.Namespace, experiment: Experiment, command: str | None = None
-) -> tuple[RunDirectory, Start | None]:
-    """Run an experiment as the options say; the result is as for `completed`."""
-    from folb.experiments.execute import execute
-
-    common.use_compilation_cache()
-    accelerators = common.accelerators(options)
-
-    def work(on_start: OnStart, observe: Observe) -> RunDirectory:
-        return execute(
-            experiment,
-            directory=options.out,
-            again=options.again,
-            accelerators=accelerators,
-            stream=options.stream,
-            track=options.track,
-            keep_model=options.keep_model is not False,
-            name=options.name,
-            tags=common.tags(options),
-            on_start=on_start,
-            observe=observe,
-        )
-
-    return completed(options, work, command=command)
-
-
-def tell(line: str) -> None:
-    """Print a line about progress on standard error."""
-    print(f"folb: {one_line(line)}", file=sys.stderr)
-
-
-def _resuming(options: argparse.Namespace, start: Start) -> str:
-    together = ["--coordinator", options.coordinator, "--process", options.process] if options.process else []
-    return shlex.join(["folb", "resume", str(start.path), *together])
-
-
-def same_command() -> str:
-    """This command without --again: it then resumes what it did."""
-    return shlex.join(["folb", *(word for word in sys.argv[1:] if word != "--again")])
-
-
-def under_progress(options: argparse.Namespace, about: str, work: Callable[[Begin, Observe], T]) -> T:
-    """Do some work, and show its progress once it has begun: as a bar or, without a terminal, in lines now and then.
+def _in_a_thread(
+    options: argparse.Namespace, work: Callable[[], RunDirectory], stop: threading.Event, end: Callable[[], None]
+) -> RunDirectory:
+    """Do some work in a thread of its own, which ends soon after `stop`; then `end` takes the bar away.
 
     The main thread receives Ctrl-C and SIGTERM even while the compiler or a long round is at work. It then ends the
     process at once; only the current round is lost.
     """
-    from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-
-    stop, ended = threading.Event(), threading.Event()
-    done: list[T] = []
+    ended = threading.Event()
+    done: list[RunDirectory] = []
     failed: list[BaseException] = []
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    bar = Progress(*columns, console=Console(stderr=True))
-    drawn = bar.console.is_terminal
-    tasks: list[Any] = []
-    lines: list[Lines] = []
-
-    def begin(total: int, costs: Sequence[float]) -> None:
-        # beside a bar, only a long run is announced
-        lines.append(Lines(total, tell, math.inf if drawn else EVERY, about, costs))
-        if drawn:
-            tasks.append(bar.add_task("compiling", total=total))
-            bar.start()
-
-    def tell(line: str) -> None:
-        bar.console.print(f"folb: {line}", highlight=False, markup=False, emoji=False, soft_wrap=True)
-
-    def spent(part: Run) -> str:
-        """What the run that has just played has spent, if it is private."""
-        return f", epsilon {part.epsilon:.3g}" if "epsilon" in part.records else ""
-
-    def end() -> None:
-        if tasks:  # otherwise no bar was started
-            bar.stop()
-
-    def observe(i: int, first: int, part: Run) -> None:
-        if drawn:
-            bar.update(tasks[0], description=f"{about}{spent(part)}", advance=len(part.seconds))
-        lines[0].advance(len(part.seconds), i, spent(part))
-        if stop.is_set():
-            raise KeyboardInterrupt
 
     def working() -> None:
         try:
-            done.append(work(begin, observe))
+            done.append(work())
         except BaseException as error:
             failed.append(error)
         ended.set()  # not join(): after an interrupt it would act as if the thread had ended
@@ -205,14 +140,52 @@ def under_progress(options: argparse.Namespace, about: str, work: Callable[[Begi
     return done[0]
 
 
+def _announce(start: Start, announced: set[str]) -> None:
+    """Say what a user should know before the first round; of a dataset once, if a command has many runs."""
+    federation = start.plan.federation
+    own = os.path.isabs(start.plan.experiment.dataset)
+    if federation.held_out and own and federation.name not in announced:
+        announced.add(federation.name)
+        tell(
+            f"{federation.name} does not say what to test on: a random tenth of each device's samples is held out; "
+            "a column or array `split` (0 train, 1 test) says it"
+        )
+    if start.model_bytes > LARGE:
+        tell(f"{start.path / 'model.npz'} will take {start.model_bytes / 1e6:,.0f} MB; --no-model leaves it out")
+
+
+def executed(
+    options: argparse.Namespace, experiment: Experiment | Plan, command: str | None = None, keep_model: bool = True
+) -> tuple[RunDirectory, Start | None]:
+    """Run an experiment as the options say; the result is as for `completed`."""
+    from folb.experiments.execute import execute
+
+    work = partial(
+        execute,
+        experiment,
+        directory=options.out,
+        again=options.again,
+        accelerators=common.accelerators(options),
+        stream=options.stream,
+        track=options.track,
+        keep_model=keep_model and options.keep_model is not False,
+        name=options.name,
+        tags=common.words(options.tags),
+    )
+    return completed(options, work, command=command)
+
+
+def tell(line: str) -> None:
+    """Print a line about progress on standard error."""
+    print(f"folb: {one_line(line)}", file=sys.stderr, flush=True)
+
+
+def same_command() -> str:
+    """This command without --again: it then resumes what it did."""
+    return shlex.join(["folb", *(word for word in sys.argv[1:] if word != "--again")])
+
+
 AGAIN = 0.02  # seconds
-
-
-def _collecting(frame: FrameType | None) -> bool:
-    """Whether jax's function for garbage collection is running."""
-    while frame is not None and frame.f_code.co_name != "_xla_gc_callback":
-        frame = frame.f_back
-    return frame is not None
 
 
 @contextlib.contextmanager
@@ -229,7 +202,7 @@ def interruptible() -> Iterator[None]:
         collecting = phase == "start"
 
     def interrupt(number: int, frame: Any) -> None:
-        if collecting or _collecting(frame):
+        if collecting or any(one.f_code.co_name == "_xla_gc_callback" for one, _ in traceback.walk_stack(frame)):
             threading.Timer(AGAIN, _thread.interrupt_main).start()
             return
         if getattr(getattr(sys.modules.get("jax"), "__spec__", None), "_initializing", False):
@@ -248,14 +221,6 @@ def interruptible() -> Iterator[None]:
     finally:
         signal.signal(signal.SIGINT, before)
         gc.callbacks.remove(note)
-
-
-def leave(options: argparse.Namespace, code: int) -> int:
-    """The exit code. One of several processes ends at once instead, because the others are waiting for it."""
-    if getattr(options, "process", None) is not None:
-        sys.stderr.flush()
-        os._exit(code)
-    return code
 
 
 def how_to_resume(options: argparse.Namespace) -> str:

@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from folb.cli import compare
-from folb.cli.options import JSON, RUN, add_naming, tags
-from folb.errors import InputError, one_line
+from folb.cli.options import JSON, RUN, add_naming, command, words
+from folb.errors import InputError, check, one_line
 
 if TYPE_CHECKING:
     from folb.store.directory import RunDirectory
@@ -22,42 +22,31 @@ LISTED, LINE = 50, 150  # the most names of classes or devices, and characters o
 
 
 def add(commands: Any) -> None:
-    """All of these commands, and `folb resume`."""
-    listing = commands.add_parser(
-        "runs", help="list the runs: state, progress, best accuracy, start, and what each differs in"
-    )
-    listing.add_argument("--json", action="store_true", help=JSON)
-    listing.set_defaults(handle=_runs)
-    show = commands.add_parser("show", help="show a run's results so far, its settings, and how to resume it")
+    says = "list the runs: state, progress, best accuracy, start, and what each differs in"
+    command(commands, "runs", says, _runs).add_argument("--json", action="store_true", help=JSON)
+    show = command(commands, "show", "show a run's results so far, its settings, and how to resume it", _show)
     show.add_argument("run", metavar="RUN", help=RUN)
     show.add_argument("--json", action="store_true", help=JSON)
-    show.set_defaults(handle=_show)
-    tag = commands.add_parser("tag", help="change what a run is called: its name and its tags")
+    tag = command(commands, "tag", "change what a run is called: its name and its tags", _tag)
     tag.add_argument("run", metavar="RUN", help=RUN)
     add_naming(tag)
-    tag.set_defaults(handle=_tag)
-    export = commands.add_parser("export", help="write a run's rounds as csv or parquet, or its table as latex")
+    export = command(commands, "export", "write a run's rounds as csv or parquet, or its table as latex", _export)
     export.add_argument("run", metavar="RUN", help=RUN)
     export.add_argument("--format", required=True, choices=("csv", "parquet", "latex"))
     export.add_argument("-o", "--output", metavar="FILE", help="the file to write (for csv and latex: standard output)")
-    export.set_defaults(handle=_export)
-    page = commands.add_parser("report", help="write one self-contained page about runs, to open in a browser")
+    page = command(commands, "report", "write one self-contained page about runs, to open in a browser", _report)
     page.add_argument("run", metavar="RUN", nargs="+", help=RUN)
     page.add_argument("-o", "--output", metavar="FILE", default="report.html", help="the file to write (report.html)")
-    page.add_argument(
-        "--figures", action="store_true", help="also write the curves of each run next to it, as png, svg and pdf"
-    )
-    page.set_defaults(handle=_report)
-    watch = commands.add_parser("watch", help="serve the same page live, on this machine only")
+    says = "also write the curves of each run next to it, as png, svg and pdf"
+    page.add_argument("--figures", action="store_true", help=says)
+    watch = command(commands, "watch", "serve the same page live, on this machine only", _watch)
     watch.add_argument("run", metavar="RUN", nargs="?", help=f"{RUN} (all runs)")
     watch.add_argument("--port", type=int, help="the port on 127.0.0.1 (8470); 0 for any free port")
-    watch.set_defaults(handle=_watch)
     compare.add_resume(commands)
-    remove = commands.add_parser("rm", help="remove runs")
+    remove = command(commands, "rm", "remove runs", _remove)
     remove.add_argument("run", metavar="RUN", nargs="+", help=RUN)
     remove.add_argument("--yes", action="store_true", help="remove them without asking")
     remove.add_argument("--dry-run", action="store_true", help="only say what would be removed")
-    remove.set_defaults(handle=_remove)
 
 
 def _runs(options: argparse.Namespace) -> None:
@@ -66,9 +55,9 @@ def _runs(options: argparse.Namespace) -> None:
 
     paths = directory.listed()
     if options.json:
-        print(json.dumps({"runs": list(map(_about, paths))}))
+        print(json.dumps({"runs": [_about(path)[0] for path in paths]}))
     elif paths:
-        rows = list(map(_row, paths))
+        rows = [_about(path)[1] for path in paths]
         columns = [i for i, name in enumerate(COLUMNS) if name not in ("name", "tags") or any(row[i] for row in rows)]
         shown = [[row[i] for i in columns] for row in (COLUMNS, *rows)]
         if len(columns) > len(COLUMNS) - 2 and not tables.fit(shown):  # names and tags go below, before the last column
@@ -81,41 +70,17 @@ def _runs(options: argparse.Namespace) -> None:
         tables.say(f"no runs in {directory.home()}")
 
 
-def _row(path: Path) -> tuple[str, ...]:
-    """A run as one row. A run that cannot be read does not hide the others."""
-    from folb.store import directory
-
-    try:
-        stored = directory.read(path)
-        done, total, best = _progress(stored)
-        return (
-            stored.name,
-            stored.given_name,
-            ", ".join(stored.tags),
-            stored.state,
-            f"{done:,} of {total:,}",
-            "" if best is None else stored.measure.text(best),
-            stored.started[:16],
-            stored.differs,
-        )
-    except InputError as error:
-        return path.name, "", "", "unreadable", "", "", "", str(error)
-
-
-def _algorithms(stored: RunDirectory) -> list[str]:
-    return list(dict.fromkeys(run["name"] for run in stored.environment["runs"]))
-
-
-def _about(path: Path) -> dict[str, Any]:
-    """The same, for a program."""
+def _about(path: Path) -> tuple[dict[str, Any], tuple[str, ...]]:
+    """A run for a program, and as one row. A run that cannot be read does not hide the others."""
     from folb.store import directory
 
     try:
         stored = directory.read(path)
         done, total, best = _progress(stored)
     except InputError as error:
-        return {"run": path.name, "path": str(path), "state": "unreadable", "error": str(error)}
-    return {
+        wrong = {"run": path.name, "path": str(path), "state": "unreadable", "error": str(error)}
+        return wrong, (path.name, "", "", "unreadable", "", "", "", str(error))
+    about: dict[str, Any] = {
         "run": stored.name,
         "path": str(path),
         "name": stored.given_name,
@@ -125,9 +90,13 @@ def _about(path: Path) -> dict[str, Any]:
         "rounds": total,
         "best": best,
         "started": stored.environment["started"],
-        "algorithms": _algorithms(stored),
+        "algorithms": list(dict.fromkeys(run["name"] for run in stored.environment["runs"])),
         "differs": stored.differs,
     }
+    shown = "" if best is None else stored.measure.text(best)
+    rounds, tags = f"{done:,} of {total:,}", ", ".join(stored.tags)
+    row = (stored.name, stored.given_name, tags, about["state"], rounds, shown, stored.started[:16], stored.differs)
+    return about, row
 
 
 def _progress(stored: RunDirectory) -> tuple[int, int, float | None]:
@@ -143,32 +112,27 @@ def _progress(stored: RunDirectory) -> tuple[int, int, float | None]:
 
 def _show(options: argparse.Namespace) -> None:
     from folb.cli import tables
+    from folb.results.document import document
     from folb.store import directory
-    from folb.store.round_lines import trouble as trouble_of
+    from folb.store.round_lines import trouble
 
     stored = directory.read(directory.find(options.run))
+    wrong = [(line["round"], words) for line in stored.rounds()[0] for words in trouble(line)]
     if options.json:
-        print(json.dumps(_document(stored)))
+        # the results have the keys of results.json
+        results = document(stored.experiment, stored.environment["note"], stored.runs())
+        about = {**_about(stored.path)[0], "environment": stored.environment}
+        told = [{"round": number, "what": words} for number, words in wrong]
+        print(json.dumps({**about, "results": results, "trouble": told}))
         return
     tables.say("\n".join(_facts(stored)) + "\n")
     if begun := stored.begun():
         experiment = stored.experiment
         tables.show_in_parts(tables.results(begun, experiment["target"], stored.clock, experiment["rounds"]))
-    trouble = [f"round {line['round']}: {words}" for line in stored.rounds()[0] for words in trouble_of(line)]
-    if trouble:
-        tables.say(f"\n{len(trouble):,} rejected, lost or abandoned, the last:")
-        tables.say("\n".join(f"  {words}" for words in trouble[-TROUBLE:]))
+    if wrong:
+        tables.say(f"\n{len(wrong):,} rejected, lost or abandoned, the last:")
+        tables.say("\n".join(f"  round {number}: {words}" for number, words in wrong[-TROUBLE:]))
     tables.say(f"\n{stored.path / directory.EXPERIMENT}:\n{stored.experiment_text}")
-
-
-def _document(stored: RunDirectory) -> dict[str, Any]:
-    """What `folb show` shows, for a program; the results have the keys of results.json."""
-    from folb.results.document import document
-    from folb.store.round_lines import trouble
-
-    results = document(stored.experiment, stored.environment["note"], stored.runs())
-    wrong = [{"round": line["round"], "what": words} for line in stored.rounds()[0] for words in trouble(line)]
-    return {**_about(stored.path), "environment": stored.environment, "results": results, "trouble": wrong}
 
 
 def _tag(options: argparse.Namespace) -> None:
@@ -177,9 +141,8 @@ def _tag(options: argparse.Namespace) -> None:
     from folb.store.environment import checked_name, give_name
 
     path = directory.find(options.run)
-    given = checked_name(options.name, tags(options))
-    if not given:
-        raise InputError("tag", path.name, "should be given with --name or --tags; an empty value removes it")
+    given = checked_name(options.name, words(options.tags))
+    check("tag", path.name, given, "should be given with --name or --tags; an empty value removes it")
     give_name(path, given)
     tables.say(next(_facts(directory.read(path))))
 
@@ -207,7 +170,6 @@ def _facts(stored: RunDirectory) -> Iterator[str]:
 
 
 def _called(name: str, tags: str) -> str:
-    """What the user calls a run."""
     return " ".join(filter(None, (f"“{name}”" if name else "", f"({tags})" if tags else "")))
 
 
@@ -234,32 +196,22 @@ def _report(options: argparse.Namespace) -> None:
     from folb import atomic
     from folb.experiments.holdings import holdings
     from folb.report import page, payload
+    from folb.report.figures import curves
     from folb.store import directory
 
     stored = [directory.read(path) for path in dict.fromkeys(directory.find(name) for name in options.run)]
     path = Path(options.output)
     atomic.output(path, page.render(payload.view(stored, holdings(stored))).encode())
     print(path)
-    if options.figures:
-        for name, drawn in _pictures(stored):
-            atomic.output(path.parent / name, drawn)
-            print(path.parent / name)
-
-
-def _pictures(stored: list[RunDirectory]) -> Iterator[tuple[str, bytes]]:
-    """The name and the content of each picture."""
-    from folb.report import payload
-    from folb.report.figures import curves
-
-    for n, one in enumerate(stored, start=1):
+    for n, one in enumerate(stored if options.figures else (), start=1):
         runs = [run for run in one.runs() if len(run.evaluated_rounds)]
         about = payload.described(one)
         stem = one.name if [other.name for other in stored].count(one.name) == 1 else f"{one.name}-{n}"
         for form in ("png", "svg", "pdf") if runs else ():
-            yield (
-                f"{stem}.{form}",
-                curves(runs, form, target=about["target"], title=about["title"], note=about["note"]),
-            )
+            picture = path.parent / f"{stem}.{form}"
+            drawn = curves(runs, form, target=about["target"], title=about["title"], note=about["note"])
+            atomic.output(picture, drawn)
+            print(picture)
 
 
 def _watch(options: argparse.Namespace) -> None:
@@ -278,18 +230,13 @@ def _remove(options: argparse.Namespace) -> None:
     if options.dry_run:
         print("\n".join(f"would remove {path}" for path in paths))
         return
-    if not options.yes:
-        _ask(paths)
+    if not options.yes:  # the beginning of a name may match another run than the user thinks
+        names = ", ".join(map(str, paths))
+        if sys.stdin is None or not sys.stdin.isatty():
+            raise InputError("rm", names, "should be given with --yes: there is no terminal to ask on")
+        print(f"remove {names}? [y/N] ", end="", file=sys.stderr, flush=True)
+        if sys.stdin.readline().strip().lower() not in ("y", "yes"):
+            raise InputError("rm", names, "is kept: the answer was not yes")
     for path in paths:
         directory.remove(path)
         print(f"removed {path}")
-
-
-def _ask(paths: list[Path]) -> None:
-    """Ask before runs are removed: the beginning of a name may match another run than the user thinks."""
-    names = ", ".join(map(str, paths))
-    if sys.stdin is None or not sys.stdin.isatty():
-        raise InputError("rm", names, "should be given with --yes: there is no terminal to ask on")
-    print(f"remove {names}? [y/N] ", end="", file=sys.stderr, flush=True)
-    if sys.stdin.readline().strip().lower() not in ("y", "yes"):
-        raise InputError("rm", names, "is kept: the answer was not yes")

@@ -15,13 +15,10 @@ if TYPE_CHECKING:
     from folb.store.directory import RunDirectory
 
 
-SETTINGS = """Every setting of the algorithm is an option, too, which takes the values to try:
---select.K 5,10 --local.mu 0,1. `folb list NAME` shows an algorithm's settings."""
-
-
 def add(commands: Any, whole: bool) -> None:
     """`folb tune`. The options for the algorithms' settings need jax, and are added only if `whole`."""
-    tune = commands.add_parser("tune", help="the line search: find an algorithm's best settings in a grid or a box")
+    says = "the line search: find an algorithm's best settings in a grid or a box"
+    tune = common.command(commands, "tune", says, _tune)
     tune.add_argument("dataset", metavar="DATASET", help=common.DATASET)
     tune.add_argument("--algorithm", required=True, metavar="NAME", help="of `folb list`, or my_file.py:NAME")
     if whole:
@@ -42,50 +39,39 @@ def add(commands: Any, whole: bool) -> None:
         help="rank by the first round at the target (first), the first round from which five evaluations have a mean "
         "of it (sustained), the seconds or the bytes until the target",
     )
-    tune.add_argument(
-        "--report-seeds",
-        metavar="N",
-        help="of the winner: how many seeds after the others, or a list",
-    )
+    tune.add_argument("--report-seeds", metavar="N", help="of the winner: how many seeds after the others, or a list")
     common.add_running(tune, "--algorithm NAME DATASET")
-    tune.epilog = f"{SETTINGS}\n\n{common.RUNS}"
+    tune.epilog = f"""Every setting of the algorithm is an option, too, which takes the values to try:
+--select.K 5,10 --local.mu 0,1. `folb list NAME` shows an algorithm's settings.
+
+{common.RUNS}"""
     common.add_naming(tune)
-    tune.set_defaults(handle=_tune)
+    tune.set_defaults(out=None)
 
 
 def _tune(options: argparse.Namespace) -> None:
     from folb.cli import tables
-    from folb.cli.running import completed, same_command
-    from folb.experiments import execute, tune
+    from folb.cli.running import executed, same_command
+    from folb.experiments import tune
     from folb.store import directory
 
     named = [f"{name}={value}" for name in tune.sweepable() if (value := getattr(options, f"sweep_{name}")) is not None]
     settings = common.settings([*options.set, *named])
-    given = {name: getattr(options, name) for name in ("points", "box_seed")}
-    box = common.settings(options.box, "box")
-    experiment = common.experiment(options, algorithms=[options.algorithm], set=settings, box=box, **given)
+    experiment = common.experiment(
+        options,
+        algorithms=[options.algorithm],
+        set=settings,
+        box=common.settings(options.box, "box"),
+        points=options.points,
+        box_seed=options.box_seed,
+    )
     wanted = None if options.report_seeds is None else common.seeds(options.report_seeds, "report_seeds")
     seeds = tune.other_seeds(experiment.seeds, wanted)
     common.use_compilation_cache()
-    accelerators = common.accelerators(options)
 
     def complete(planned: Plan, keep_model: bool = True) -> RunDirectory:
         # `folb resume` would finish the grid, but not run the winner
-        return completed(
-            options,
-            lambda on_start, observe: execute.run_plan(
-                planned,
-                again=options.again,
-                accelerators=accelerators,
-                track=options.track,
-                keep_model=keep_model and options.keep_model is not False,
-                name=options.name,
-                tags=common.tags(options),
-                on_start=on_start,
-                observe=observe,
-            ),
-            command=same_command(),
-        )[0]
+        return executed(options, planned, same_command(), keep_model)[0]
 
     def show(planned: Plan, points: Sequence[Point]) -> None:
         if not options.json:

@@ -20,7 +20,6 @@ from folb.results import summary as results_of
 
 if TYPE_CHECKING:  # these need jax
     from folb.experiments.plan import Plan
-    from folb.experiments.settings import Setting
     from folb.experiments.tune import Point
     from folb.results.outcomes import Outcome
     from folb.results.run import Run
@@ -41,7 +40,6 @@ def console() -> Console:
 
 
 def show(table: Table) -> None:
-    """Print a table."""
     console().print(table, highlight=False)
 
 
@@ -121,19 +119,17 @@ def _longest(texts: Iterable[str]) -> int:
 
 def indented(text: str, first: str, others: str | None = None) -> str:
     """Text in lines that fit standard output: the first begins with `first`, the others with `others`."""
-    indent = first if others is None else others
     return textwrap.fill(
         text,
         console().width,
         initial_indent=first,
-        subsequent_indent=indent,
+        subsequent_indent=first if others is None else others,
         break_long_words=False,
         break_on_hyphens=False,
     )
 
 
 def say(text: str) -> None:
-    """Print text as it is."""
     console().print(text, highlight=False, markup=False)
 
 
@@ -144,48 +140,44 @@ def files(stored: RunDirectory) -> str:
 
 
 def summary(planned: Plan) -> str:
-    """What is compared, in a line."""
+    """What is compared in a line, what private algorithms promise, and what is evaluated if that is a sample."""
     federation, experiment = planned.federation, planned.experiment
     note = f" ({federation.note})" if federation.note else ""
     seeds = len(experiment.seeds)
-    return (
+    lines = [
         f"{federation.name}{note}: {federation.N} devices, {len(federation.train.y)} training and "
         f"{len(federation.test.y)} test samples; model {experiment.model}; system {experiment.system}; "
-        f"{experiment.rounds} rounds; {seeds} seed{'s' * (seeds > 1)}\n"
-        + "".join(f"{line}\n" for line in dict.fromkeys(_private(planned)))
-        + (f"{planned.sampling} (--evaluate all: on everything)\n" if planned.sampling else "")
-    )
-
-
-def _private(planned: Plan) -> Iterator[str]:
-    """What the private algorithms promise, a line for each kind."""
+        f"{experiment.rounds} rounds; {seeds} seed{'s' * (seeds > 1)}"
+    ]
     for algorithm, rounds in zip(planned.algorithms, planned.rounds, strict=True):
-        if (privacy := algorithm.privacy) is not None:
-            epsilon = privacy.rounds(planned.federation.N).epsilon(rounds, privacy.delta)
-            early = rounds < planned.experiment.rounds
-            yield (
+        if (privacy := algorithm.privacy) is not None:  # what it promises
+            epsilon = privacy.rounds(federation.N).epsilon(rounds, privacy.delta)
+            early = rounds < experiment.rounds
+            lines.append(
                 f"private ({privacy.name}, {privacy.scheme} draws), noise {privacy.noise:g}: epsilon {epsilon:.3g} "
                 f"after {rounds} round{'s' * (rounds != 1)}, with delta {privacy.delta:g}"
                 + (f", and one more round would exceed {privacy.epsilon:g}" if early else "")
                 + (f"; {results_of.SECRET}" if not privacy.replay else "")
             )
+    if planned.sampling:
+        lines.append(f"{planned.sampling} (--evaluate all: on everything)")
+    return "".join(f"{line}\n" for line in dict.fromkeys(lines))
 
 
-def plain(*headings: str, left: Iterable[str]) -> Table:
+def plain(*headings: str, left: Iterable[str], rows: Iterable[Iterable[str]] = ()) -> Table:
     """A table without lines. All columns hold numbers, except those in `left`."""
     table = Table(box=None, pad_edge=False, header_style="bold")
     for heading in headings:
         table.add_column(heading, justify="left" if heading in left else "right")
+    for row in rows:
+        table.add_row(*map(escape, row))
     return table
 
 
 def results(runs: Sequence[Run], target: float, clock: str = "simulated s", rounds: int | None = None) -> Table:
     """One line for each algorithm: medians and means over the seeds; `rounds` is given if not all are done."""
     headings, rows = results_of.table(runs, target, clock, rounds)
-    table = plain(*headings, left=headings[:1])
-    for row in rows:
-        table.add_row(*map(escape, row))
-    return table
+    return plain(*headings, left=headings[:1], rows=rows)
 
 
 def points(points: Sequence[Point], target: float) -> Table:
@@ -193,7 +185,7 @@ def points(points: Sequence[Point], target: float) -> Table:
     known = measure(points[0].judged_by)
     goal = known.goal(target)
     measured = (f"rounds to {goal}", "held from", f"MB to {goal}", f"s to {goal}")
-    table = plain("rank", "algorithm", *measured, "final training loss", f"final {known.short}", left=["algorithm"])
+    rows = []
     for point in points:
         megabytes = [None if sent is None else sent / 1e6 for sent in point.sent]
         numbers = (
@@ -204,8 +196,9 @@ def points(points: Sequence[Point], target: float) -> Table:
             known.text(point.accuracy),
         )
         cells = ("diverged", *[""] * (len(numbers) - 1)) if point.diverged else numbers
-        table.add_row(str(point.rank), escape(point.label), *cells)
-    return table
+        rows.append((str(point.rank), point.label, *cells))
+    headings = ("rank", "algorithm", *measured, "final training loss", f"final {known.short}")
+    return plain(*headings, left=["algorithm"], rows=rows)
 
 
 def outcomes(outcomes: Sequence[Outcome]) -> Iterator[tuple[str, Table]]:
@@ -223,11 +216,11 @@ def outcomes(outcomes: Sequence[Outcome]) -> Iterator[tuple[str, Table]]:
 def _by_attack(those: Mapping[tuple[str, str], Outcome], number: Callable[[Outcome], float]) -> Table:
     """A line for each rule, a column for each attack."""
     attacks = list(dict.fromkeys(attack for _, attack in those))
-    table = plain("rule", *attacks, left=["rule"])
+    rows = []
     for rule in dict.fromkeys(rule for rule, _ in those):
         values = [number(those[rule, attack]) for attack in attacks]
-        table.add_row(escape(rule), *(f"{100 * value:.1f}" if math.isfinite(value) else "-" for value in values))
-    return table
+        rows.append((rule, *(f"{100 * value:.1f}" if math.isfinite(value) else "-" for value in values)))
+    return plain("rule", *attacks, left=["rule"], rows=rows)
 
 
 BESIDE = 30  # characters for the last column: with fewer it goes below the others
@@ -243,7 +236,8 @@ def show_rows(rows: Sequence[Sequence[str]], right: Sequence[int] = (), headed: 
     widths = _widths(lines)
     taken = sum(widths) + GAP * len(widths)
     for n, (*cells, last) in enumerate(lines):
-        text = (" " * GAP).join(_padded(cell, widths[i], i in right) for i, cell in enumerate(cells))
+        spaces = [" " * (width - cell_len(cell)) for width, cell in zip(widths, cells, strict=True)]
+        text = (" " * GAP).join(spaces[i] + cell if i in right else cell + spaces[i] for i, cell in enumerate(cells))
         below = [last]
         if taken - GAP > out.width:
             text, below = cells[0], ["  ".join(filter(None, cells[1:])), last]
@@ -267,23 +261,17 @@ def _widths(lines: Sequence[Sequence[str]]) -> list[int]:
     return [_longest(cells) for cells in zip(*lines, strict=True)][:-1]
 
 
-def _padded(text: str, width: int, right: bool) -> str:
-    gap = " " * (width - cell_len(text))
-    return gap + text if right else text + gap
-
-
 def words_of(kind: Any) -> list[str]:
     """The words that a setting may be: the choices of Literal["a", "b"] | None, too."""
     kinds = [kind, *get_args(kind)]
     return [word for kind in kinds if get_origin(kind) is Literal for word in get_args(kind)]
 
 
-def settings(known: Mapping[str, Setting]) -> Table:
-    """A line for each setting."""
+def settings(known: Iterable[Mapping[str, Any]]) -> Table:
+    """A line for each setting, as `folb list --json` has it."""
     columns = (Column(no_wrap=True), Column(), Column())
     table = Table(*columns, box=None, show_header=False, pad_edge=False, padding=(0, 2, 0, 0))
-    for name, setting in known.items():
-        words = words_of(setting.type)
-        choices = f" ({', '.join(words)})" if words else ""
-        table.add_row(*map(escape, (f"      {name}", f"= {setting.default}", setting.meaning + choices)))
+    for one in known:
+        choices = f" ({', '.join(one['choices'])})" if one["choices"] else ""
+        table.add_row(*map(escape, (f"      {one['name']}", f"= {one['default']}", one["meaning"] + choices)))
     return table

@@ -18,7 +18,7 @@ import types
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple, Union, get_args, get_origin
 
-from folb.errors import InputError
+from folb.errors import InputError, check
 from folb.experiments.settings import read
 
 POINTS = 12  # if the experiment does not say how many
@@ -42,7 +42,6 @@ class Range(NamedTuple):
 
     @property
     def size(self) -> float:
-        """How many different numbers there are."""
         return self.high + 1 - self.low if self.whole else math.inf
 
     def drawn(self, place: int, offset: float, n: int) -> float:
@@ -68,95 +67,70 @@ Choice = Range | Sequence[Any]  # of one setting
 
 def parse(name: str, given: Any) -> Choice:
     """A range from its text, or a list of values; not yet checked against the setting's type."""
-    if isinstance(given, str) and (TO in given or given.startswith(LOG)):
-        return _range(name, given)
-    values = list(given) if isinstance(given, list | tuple) else [given]
-    if not values:
-        raise InputError(name, given, "should be a range, or at least one value")
-    return values
-
-
-def _range(name: str, text: str) -> Range:
-    log = text.startswith(LOG)
+    if not (isinstance(given, str) and (TO in given or given.startswith(LOG))):
+        values = list(given) if isinstance(given, list | tuple) else [given]
+        check(name, given, bool(values), "should be a range, or at least one value")
+        return values
+    log = given.startswith(LOG)
     try:
-        low, high = map(float, text.removeprefix(LOG).split(TO))
+        low, high = map(float, given.removeprefix(LOG).split(TO))
     except ValueError:
         low = high = math.nan
     if not (math.isfinite(low) and math.isfinite(high)):
-        raise InputError(name, text, "should be a range of numbers: LOW..HIGH or log:LOW..HIGH")
-    if low >= high:
-        raise InputError(name, text, "should be LOW..HIGH with LOW less than HIGH")
-    if log and low <= 0:
-        raise InputError(name, text, "should begin above 0: it is a range of logarithms")
+        raise InputError(name, given, "should be a range of numbers: LOW..HIGH or log:LOW..HIGH")
+    check(name, given, low < high, "should be LOW..HIGH with LOW less than HIGH")
+    check(name, given, low > 0 or not log, "should begin above 0: it is a range of logarithms")
     return Range(low, high, log)
 
 
 def spelt(box: Any) -> dict[str, Any]:
     """The box as an experiment has it, each range in one spelling. A mapping in it is for one algorithm alone."""
-    if not isinstance(box, Mapping):
-        raise InputError("box", box, f"should have a range or values for each setting, {EXAMPLE}")
-    return {
-        name: spelt(given) if isinstance(given, Mapping) else _spelt(parse(name, given)) for name, given in box.items()
-    }
-
-
-def _spelt(choice: Choice) -> Any:
-    return str(choice) if isinstance(choice, Range) else list(choice)
+    check("box", box, isinstance(box, Mapping), f"should have a range or values for each setting, {EXAMPLE}")
+    own: dict[str, Any] = {}
+    for name, given in box.items():
+        choice = spelt(given) if isinstance(given, Mapping) else parse(name, given)
+        own[name] = str(choice) if isinstance(choice, Range) else choice
+    return own
 
 
 def is_empty(box: Mapping[str, Any]) -> bool:
-    """Whether nothing is in it."""
     return not any(not isinstance(given, Mapping) or given for given in box.values())
 
 
 def choice(name: str, kind: Any, given: Any) -> Choice:
     """A range or values for a setting of the type `kind`."""
     parsed = parse(name, given)
+    kinds = get_args(kind) if get_origin(kind) in (Union, types.UnionType) else (kind,)
+    number = next((one for one in kinds if one in (int, float)), None)  # a setting may be a number or something else
     if isinstance(parsed, Range):
-        number = _number(kind)
         if number is None:
             raise InputError(name, given, "is a range, but the setting is not a number: give values, as V1,V2")
         low, high = (read(name, number, end) for end in (parsed.low, parsed.high))
         return Range(low, high, parsed.log, number is int)
-    values = [_value(name, kind, value) for value in parsed]
-    if len(set(map(repr, values))) < len(values):
-        raise InputError(name, given, "should be different values")
+    values = []
+    for value in parsed:
+        try:
+            values.append(read(name, kind, value))
+        except InputError as error:
+            meant = HYPHEN.fullmatch(str(value))  # two numbers with a hyphen were meant for a range
+            if meant is None or number is None:
+                raise
+            raise InputError(name, value, f"{error.expected}, or a range: {TO.join(meant.groups())}") from None
+    check(name, given, len(set(map(repr, values))) == len(values), "should be different values")
     return values
-
-
-def _value(name: str, kind: Any, given: Any) -> Any:
-    """One value of a setting. Two numbers with a hyphen were meant for a range."""
-    try:
-        return read(name, kind, given)
-    except InputError as error:
-        meant = HYPHEN.fullmatch(str(given))
-        if meant is None or _number(kind) is None:
-            raise
-        raise InputError(name, given, f"{error.expected}, or a range: {TO.join(meant.groups())}") from None
-
-
-def _number(kind: Any) -> type | None:
-    """`int` or `float` if the type is a number, or a number or something else; otherwise None."""
-    kinds = get_args(kind) if get_origin(kind) in (Union, types.UnionType) else (kind,)
-    return next((one for one in kinds if one in (int, float)), None)
 
 
 def draw(box: Mapping[str, Choice], n: int, seed: int) -> list[dict[str, Any]]:
     """n different points of the box."""
-    size = math.prod(
-        of_setting.size if isinstance(of_setting, Range) else len(of_setting) for of_setting in box.values()
-    )
-    if n > size:
-        raise InputError("points", n, f"should be at most {size:.0f}: the box has no more points")
+    size = math.prod(choice.size if isinstance(choice, Range) else len(choice) for choice in box.values())
+    check("points", n, n <= size, f"should be at most {size:.0f}: the box has no more points")
     points: dict[str, tuple[Any, ...]] = {}
-    for turn in itertools.count():  # with whole numbers or values, a point may be drawn twice; then more are drawn
-        columns = zip(box.items(), _orders(list(box), n, f"{seed} {turn}"), strict=True)
-        for point in zip(
-            *(_column(name, of_setting, order, f"{seed} {turn}") for (name, of_setting), order in columns), strict=True
-        ):
+    turns = itertools.count()
+    while len(points) < n:  # with whole numbers or values, a point may be drawn twice; then more are drawn
+        key = f"{seed} {next(turns)}"
+        orders = zip(box.items(), _orders(list(box), n, key), strict=True)
+        for point in zip(*(_column(name, choice, order, key) for (name, choice), order in orders), strict=True):
             points.setdefault(repr(point), point)
-        if len(points) >= n:
-            break
     return [dict(zip(box, point, strict=True)) for point in list(points.values())[:n]]
 
 
@@ -185,12 +159,10 @@ def _correlation(orders: Sequence[Sequence[int]]) -> int:
 def _column(name: str, of_setting: Choice, order: Sequence[int], key: str) -> list[Any]:
     """The values of one setting at the points."""
     n = len(order)
-    offsets = [_chance(f"{key} within {_seeded(name)} {i}") for i in range(n)]
+    places = [(place, _chance(f"{key} within {_seeded(name)} {i}")) for i, place in enumerate(order)]
     if isinstance(of_setting, Range):
-        return [of_setting.drawn(place, offset, n) for place, offset in zip(order, offsets, strict=True)]
-    return [
-        of_setting[int((place + offset) / n * len(of_setting))] for place, offset in zip(order, offsets, strict=True)
-    ]
+        return [of_setting.drawn(place, offset, n) for place, offset in places]
+    return [of_setting[int((place + offset) / n * len(of_setting))] for place, offset in places]
 
 
 SEEDED = {"local.lr": "lr", "local.mu": "mu", "rule.weights": "averaging", "server.beta": "beta", "select.K": "K"}

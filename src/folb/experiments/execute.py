@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 from folb import atomic
 from folb.atomic import check_free, claimed, regular
 from folb.core.round import nbytes
-from folb.errors import InputError
+from folb.errors import InputError, check
 from folb.experiments.experiment import Experiment, from_fields, from_toml, to_mapping, to_toml
 from folb.experiments.plan import Plan, plan
 from folb.experiments.settings import naming_own_files
@@ -57,23 +57,16 @@ class Start(NamedTuple):
         return len(self.plan.experiment.seeds) * sum(self.plan.rounds)
 
     @property
-    def runs(self) -> int:
-        """How many runs there are: algorithms times seeds."""
-        return len(self.plan.algorithms) * len(self.plan.experiment.seeds)
-
-    @property
     def model_bytes(self) -> int:
         """How many bytes model.npz will take, about; 0 if it is not kept."""
-        if not self.keep_model:
-            return 0
-        return self.runs * nbytes(params_like(self.plan.model))
+        return len(self.plan.runs) * nbytes(params_like(self.plan.model)) if self.keep_model else 0
 
 
 OnStart = Callable[[Start], None]
 
 
 def execute(
-    experiment: Experiment | Mapping[str, Any] | str | os.PathLike[str],
+    experiment: Experiment | Plan | Mapping[str, Any] | str | os.PathLike[str],
     *,
     directory: str | os.PathLike[str] | None = None,
     again: bool = False,
@@ -90,7 +83,7 @@ def execute(
 
     The same call resumes an experiment that was interrupted. If its results are there already, it returns at once.
 
-    `experiment` is an `Experiment`, a dict of its fields, or the path of an experiment file.
+    `experiment` is an `Experiment`, a dict of its fields, the path of an experiment file, or a plan.
     `directory` is the run directory. By default its name comes from the content of the experiment, and it is in the
     directory that FOLB_RUNS names, else in `runs`.
     `again` runs the experiment from the start. The finished run that is there stays in its folder `replaced` until the
@@ -106,87 +99,8 @@ def execute(
     Bad input raises an `InputError`. Recorded rounds survive every error and interruption. If several processes compute
     together, all of them call it; only the first writes the directory and calls its callbacks.
     """
-    return run_plan(
-        plan(_experiment(experiment), stream),
-        directory=directory,
-        again=again,
-        accelerators=accelerators,
-        track=track,
-        keep_model=keep_model,
-        name=name,
-        tags=tags,
-        on_start=on_start,
-        observe=observe,
-    )
-
-
-def resume(
-    run: RunDirectory | str | os.PathLike[str],
-    *,
-    again: bool = False,
-    accelerators: int | str | None = None,
-    stream: bool | None = None,
-    track: str | None = None,
-    keep_model: bool | None = None,
-    on_start: OnStart | None = None,
-    observe: Observe | None = None,
-) -> RunDirectory:
-    """Resume an interrupted run, and return its run directory.
-
-    `run` is a run directory, its path, its name, the beginning of its name, or "last" for the newest. By default
-    `accelerators`, `stream` and `keep_model` are as when the run began. The others are explained at `execute`.
-    """
-    if isinstance(run, str | os.PathLike):
-        for place_of_run in (Path(run), store.home() / run):
-            store.restore(place_of_run)
-    stored = read(run)
-    path, there = stored.path, stored.environment
-    if stored.deployed:
-        raise InputError(
-            "run", path.name, f"is a run on Flower: to resume it, submit it again: {stored.resume_command}"
-        )
-    planned = plan(from_toml(path / store.EXPERIMENT), there["stream"] if stream is None else stream)
-    if planned.identity != there["identity"] and not again:
-        changed = f"its {store.EXPERIMENT}, its data or the user's own files have changed"
-        raise InputError("run", path.name, f"{changed}; --again runs it from the start")
-    return run_plan(
-        planned,
-        directory=path,
-        again=again,
-        accelerators=there["accelerators"] if accelerators is None else accelerators,
-        track=track,
-        keep_model=there["keep_model"] if keep_model is None else keep_model,
-        on_start=on_start,
-        observe=observe,
-    )
-
-
-def _experiment(given: Experiment | Mapping[str, Any] | str | os.PathLike[str]) -> Experiment:
-    if isinstance(given, Experiment):
-        return given
-    if isinstance(given, Mapping):
-        return from_fields(given)
-    if isinstance(given, str | os.PathLike):
-        return from_toml(Path(given))
-    raise InputError("experiment", given, "should be an Experiment, a dict of its fields, or the path of a file")
-
-
-def run_plan(
-    planned: Plan,
-    *,
-    directory: str | os.PathLike[str] | None = None,
-    again: bool = False,
-    accelerators: int | str = 1,
-    track: str | None = None,
-    keep_model: bool = True,
-    name: str | None = None,
-    tags: Sequence[str] | None = None,
-    on_start: OnStart | None = None,
-    observe: Observe | None = None,
-) -> RunDirectory:
-    """`execute` for a planned experiment."""
-    if directory is not None and not os.fspath(directory):
-        raise InputError("out", directory, "should be a directory to write to")
+    planned = _planned(experiment, stream)
+    check("out", directory, directory is None or os.fspath(directory), "should be a directory to write to")
     given = checked_name(name, tags)
     path = place(planned) if directory is None else Path(directory)
     if parallel.leads():
@@ -223,6 +137,58 @@ def run_plan(
     return stored
 
 
+def resume(
+    run: RunDirectory | str | os.PathLike[str],
+    *,
+    again: bool = False,
+    accelerators: int | str | None = None,
+    stream: bool | None = None,
+    track: str | None = None,
+    keep_model: bool | None = None,
+    on_start: OnStart | None = None,
+    observe: Observe | None = None,
+) -> RunDirectory:
+    """Resume an interrupted run, and return its run directory.
+
+    `run` is a run directory, its path, its name, the beginning of its name, or "last" for the newest. By default
+    `accelerators`, `stream` and `keep_model` are as when the run began. The others are explained at `execute`.
+    """
+    if isinstance(run, str | os.PathLike):
+        for place_of_run in (Path(run), store.home() / run):
+            store.restore(place_of_run)
+    stored = read(run)
+    path, there = stored.path, stored.environment
+    if stored.deployed:
+        expected = f"is a run on Flower: to resume it, submit it again: {stored.resume_command}"
+        raise InputError("run", path.name, expected)
+    planned = plan(from_toml(path / store.EXPERIMENT), there["stream"] if stream is None else stream)
+    if planned.identity != there["identity"] and not again:
+        changed = f"its {store.EXPERIMENT}, its data or the user's own files have changed"
+        raise InputError("run", path.name, f"{changed}; --again runs it from the start")
+    return execute(
+        planned,
+        directory=path,
+        again=again,
+        accelerators=there["accelerators"] if accelerators is None else accelerators,
+        track=track,
+        keep_model=there["keep_model"] if keep_model is None else keep_model,
+        on_start=on_start,
+        observe=observe,
+    )
+
+
+def _planned(given: Experiment | Plan | Mapping[str, Any] | str | os.PathLike[str], stream: bool | None) -> Plan:
+    if isinstance(given, Plan):
+        return given
+    if isinstance(given, Mapping):
+        given = from_fields(given)
+    elif isinstance(given, str | os.PathLike):
+        given = from_toml(Path(given))
+    elif not isinstance(given, Experiment):
+        raise InputError("experiment", given, "should be an Experiment, a dict of its fields, or the path of a file")
+    return plan(given, stream)
+
+
 def _perform(
     start: Start,
     again: bool,
@@ -252,7 +218,7 @@ def _perform(
             tracked = [stack.enter_context(trackers.tracking(track, path, planned.runs))] if track is not None else []
             recorder = stack.enter_context(Recorder(path, planned.runs))
             observers = [recorder.add, *tracked, *([run_by_run(observe)] if observe is not None else [])]
-            with _naming_own_files(planned.experiment):
+            with naming_own_files(planned.experiment.named):
                 runs = simulation.run(observers, path / store.CHECKPOINTS, loading.start)
             recorder.finish(runs)
     except BaseException as error:
@@ -266,25 +232,16 @@ def _perform(
 def ready(planned: Plan, accelerators: int | str = 1) -> Simulation:
     """The simulation of a planned experiment, checked."""
     experiment = planned.experiment
+    of_devices = ["weights", "gamma", *(["own"] if FAIRNESS in experiment.metrics else [])]
     attacked = any(algorithm.attack is not None for algorithm in planned.algorithms)
-    with _naming_own_files(experiment):
+    with naming_own_files(experiment.named):
         return simulation(
             planned,
             system=planned.system,
             objective=experiment.objective,
-            record=(*_of_devices(experiment), *(("attack",) if attacked else ())),
+            record=(*(of_devices if experiment.records else ()), *(("attack",) if attacked else ())),
             accelerators=accelerators,
         )
-
-
-def _naming_own_files(experiment: Experiment) -> contextlib.AbstractContextManager[None]:
-    return naming_own_files([experiment.model, experiment.system, *experiment.algorithms, *experiment.metrics])
-
-
-def _of_devices(experiment: Experiment) -> tuple[str, ...]:
-    """What is recorded of each chosen device."""
-    own = ("own",) if FAIRNESS in experiment.metrics else ()
-    return ("weights", "gamma", *own) if experiment.records else ()
 
 
 def place(planned: Plan) -> Path:
@@ -310,15 +267,14 @@ def check_place(path: Path, planned: Plan, again: bool, accelerators: int | str 
     """Raise an `InputError` unless the experiment may be run in this directory, from the start or resumed."""
     if not store.is_run(path):
         store.check_own(path, again)
-        return
-    if again:
-        return
-    now, there = environment(planned, accelerators), store.read(path).environment
-    if there["identity"] != now["identity"]:
-        raise InputError("out", str(path), "holds the run of another experiment; --again replaces it")
-    for key in ("accelerators", "stream"):
-        if there[key] != now[key]:
-            raise InputError(key, now[key], f"should be {there[key]}, as when it began; --again runs it from the start")
+    elif not again:
+        now, there = environment(planned, accelerators), store.read(path).environment
+        if there["identity"] != now["identity"]:
+            raise InputError("out", str(path), "holds the run of another experiment; --again replaces it")
+        for key in ("accelerators", "stream"):
+            if there[key] != now[key]:
+                expected = f"should be {there[key]}, as when it began; --again runs it from the start"
+                raise InputError(key, now[key], expected)
 
 
 def prepare(
@@ -336,13 +292,13 @@ def prepare(
     Rounds and checkpoints of other versions of the program are not resumed: the results would mix both versions.
     """
     now = environment(planned, accelerators) | {"keep_model": keep_model}
-    there = store.read(path).environment if store.is_run(path) else None
-    changed = [] if there is None else [key for key in PROGRAM if there.get(key) != now[key]]
+    there = store.read(path).environment if store.is_run(path) else {}
+    changed = [key for key in PROGRAM if there and there.get(key) != now[key]]
     if changed and not again:
-        what = ", ".join(f"{key} {there.get(key)}, now {now[key]}" for key in changed) if there else ""
+        what = ", ".join(f"{key} {there.get(key)}, now {now[key]}" for key in changed)
         log.warning("%s: starting again from the first round, because its rounds were made with %s", path, what)
-    called = {key: there[key] for key in GIVEN if key in there} if there else {}
-    if there is None or again or changed:
+    called = {key: there[key] for key in GIVEN if key in there}
+    if not there or again or changed:
         store.set_aside(path)
         write_environment(path, with_name(now | called, given or {}))
     elif given or there["keep_model"] != keep_model:
@@ -362,7 +318,7 @@ def environment(planned: Plan, accelerators: int | str = 1) -> dict[str, Any]:
         **{key: list(own) for key, own in names.items() if own is not None and sum(map(len, own)) <= NAMES},
         "carrier": "simulator",
         "note": planned.note,
-        "devices": planned.federation.N,
+        "devices": federation.N,
         "identity": planned.identity,
         "differs": planned.differs,
         "runs": planned.runs,
@@ -383,8 +339,7 @@ def finish(path: Path, planned: Plan, runs: Sequence[Run], about: Mapping[str, A
     recorded = [replace(one, params=run.params) for one, run in zip(stored.runs(), runs, strict=True)]
     experiment, note = planned.experiment, planned.note
     store.leave(path, document(to_mapping(experiment), note, recorded), _picture(experiment, note, recorded))
-    for done in (store.CHECKPOINTS, store.REPLACED):
-        shutil.rmtree(path / done, ignore_errors=True)
+    _tidy(path)
     return stored
 
 
@@ -398,15 +353,21 @@ def _picture(experiment: Experiment, note: str, runs: Sequence[Run]) -> bytes:
     return curves(runs, target=experiment.target, **about)
 
 
+LEFT = (store.CHECKPOINTS, store.REPLACED)  # not needed any more once there are results
+
+
+def _tidy(path: Path) -> None:
+    for left in LEFT:
+        shutil.rmtree(path / left, ignore_errors=True)
+
+
 def _complete(path: Path, planned: Plan) -> None:
     """Finish the work of a process that was killed after it wrote the results."""
     drawn = (path / store.CURVES).is_file()
-    left = any((path / name).exists() for name in (store.CHECKPOINTS, store.REPLACED))
-    if drawn and not left:
+    if drawn and not any((path / left).exists() for left in LEFT):
         return
     with claimed(path):
         if not drawn:
             picture = _picture(planned.experiment, planned.note, store.read(path).runs())
             atomic.replace(path / store.CURVES, picture)
-        for done in (store.CHECKPOINTS, store.REPLACED):
-            shutil.rmtree(path / done, ignore_errors=True)
+        _tidy(path)

@@ -6,10 +6,10 @@ import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any
+from typing import Any, get_type_hints
 
 from folb import data
-from folb.errors import InputError, check_number, check_whole, choose
+from folb.errors import InputError, check, check_number, check_whole, choose
 from folb.experiments import box as boxes
 from folb.experiments.settings import read
 from folb.measures import checked
@@ -54,18 +54,21 @@ class Experiment:
 
     def __post_init__(self) -> None:
         """Check everything that can be checked before any data is loaded."""
-        object.__setattr__(self, "set", dict(self.set or {}))
+
+        def put(field: str, value: Any) -> None:
+            object.__setattr__(self, field, value)
+
+        put("set", dict(self.set or {}))
         for field in ("dataset", "model", "system", "objective"):
-            if not isinstance(getattr(self, field), str):
-                raise InputError(field, getattr(self, field), "should be a name")
+            check(field, getattr(self, field), isinstance(getattr(self, field), str), "should be a name")
             try:
                 getattr(self, field).encode()
             except UnicodeEncodeError:
                 raise InputError(field, getattr(self, field), "should be in UTF-8") from None
         if self.model == BY_DATASET:
-            object.__setattr__(self, "model", data.defaults(self.dataset).model)
+            put("model", data.defaults(self.dataset).model)
         if self.target is None:
-            object.__setattr__(self, "target", data.defaults(self.dataset).target)
+            put("target", data.defaults(self.dataset).target)
         if not isinstance(self.algorithms, list | tuple) or not self.algorithms:
             raise InputError("algorithms", self.algorithms, "should be a list of at least one name")
         if not all(isinstance(name, str) for name in self.algorithms):
@@ -75,51 +78,41 @@ class Experiment:
         if twice := [name for name in called if called.count(name) > 1]:
             expected = f"should be different names: two are called {twice[0]}; rename a function of your own"
             raise InputError("algorithms", list(self.algorithms), expected)
+        hints = get_type_hints(Experiment)
+        for field in ("rounds", "evaluate_every", "target", "evaluate", "device_samples", "records"):
+            put(field, read(field, hints[field], getattr(self, field)))
         for field in ("rounds", "evaluate_every"):
-            number = read(field, int, getattr(self, field))
-            if number < 1:
-                raise InputError(field, number, "should be at least 1")
-            object.__setattr__(self, field, number)
+            check(field, getattr(self, field), getattr(self, field) >= 1, "should be at least 1")
         if self.evaluate_every > self.rounds:
             raise InputError("evaluate_every", self.evaluate_every, f"should be at most rounds = {self.rounds}")
-        object.__setattr__(self, "target", read("target", float, self.target))
         check_number("target", self.target, lambda target: target > 0, "should be more than 0")
         choose("objective", self.objective, ("uniform", "samples"))
-        object.__setattr__(self, "algorithms", tuple(self.algorithms))
-        object.__setattr__(self, "seeds", _seeds(self.seeds))
-        object.__setattr__(self, "evaluate", read("evaluate", Evaluate, self.evaluate))
+        put("algorithms", tuple(self.algorithms))
+        put("seeds", _seeds(self.seeds))
         check_evaluate(self.evaluate)
-        object.__setattr__(self, "device_samples", read("device_samples", int | None, self.device_samples))
         if self.device_samples is not None:
             check_whole("device_samples", self.device_samples, 1, 2**31 - 1)
-        object.__setattr__(self, "records", read("records", bool, self.records))
-        object.__setattr__(self, "metrics", checked(self.metrics))
-        self._check_box()
+        put("metrics", checked(self.metrics))
+        put("box", {} if self.box in (None, {}) else boxes.spelt(self.box))
+        if self.box and not boxes.is_empty(self.box):
+            for field, usual, bounds in (("points", boxes.POINTS, (1, 10**6)), ("box_seed", 0, (0,))):
+                given = getattr(self, field)
+                put(field, usual if given is None else read(field, int, given))
+                check_whole(field, getattr(self, field), *bounds)
+        elif self.box or (self.points, self.box_seed) != (None, None):
+            raise InputError("box", self.box, f"should have a range or values for a setting, {boxes.EXAMPLE}")
 
-    def _check_box(self) -> None:
-        box = {} if self.box in (None, {}) else boxes.spelt(self.box)
-        if not box or boxes.is_empty(box):
-            if box or (self.points, self.box_seed) != (None, None):
-                raise InputError("box", box, f"should have a range or values for a setting, {boxes.EXAMPLE}")
-            object.__setattr__(self, "box", box)
-            return
-        number = {"points": boxes.POINTS, "box_seed": 0}
-        for field, usual in number.items():
-            given = getattr(self, field)
-            number[field] = usual if given is None else read(field, int, given)
-        check_whole("points", number["points"], 1, 10**6)
-        check_whole("box_seed", number["box_seed"], 0)
-        for field, value in {"box": box, **number}.items():
-            object.__setattr__(self, field, value)
+    @property
+    def named(self) -> list[str]:
+        """The names that may be of users' own files."""
+        return [self.model, self.system, *self.algorithms, *self.metrics]
 
 
 def _seeds(seeds: Any) -> tuple[int, ...]:
     if isinstance(seeds, int) and not isinstance(seeds, bool):
-        if not 1 <= seeds <= 10**6:
-            raise InputError("seeds", seeds, "should be from 1 to 1000000, or a list of seeds")
+        check("seeds", seeds, 1 <= seeds <= 10**6, "should be from 1 to 1000000, or a list of seeds")
         return tuple(range(seeds))
-    if not isinstance(seeds, list | tuple):
-        raise InputError("seeds", seeds, "should be a number of seeds, or a list of them")
+    check("seeds", seeds, isinstance(seeds, list | tuple), "should be a number of seeds, or a list of them")
     numbers = tuple(read("seeds", int, seed) for seed in seeds)
     if not numbers or len(set(numbers)) < len(numbers) or min(numbers) < 0:
         raise InputError("seeds", list(seeds), "should be different whole numbers of at least 0")
@@ -136,11 +129,10 @@ def from_fields(content: Mapping[str, Any], where: str = "") -> Experiment:
     known = [field.name for field in fields(Experiment)]
     for key in content:
         choose(f"{where}key", key, known)
-    if "dataset" not in content:
-        raise InputError(f"{where}dataset", None, "should name a dataset or a path")
+    check(f"{where}dataset", None, "dataset" in content, "should name a dataset or a path")
     for key in ("set", "box"):
-        if not isinstance(content.get(key, {}), Mapping):
-            raise InputError(f"{where}{key}", content[key], f"should be a table, [{key}]")
+        table = content.get(key, {})
+        check(f"{where}{key}", table, isinstance(table, Mapping), f"should be a table, [{key}]")
     return Experiment(**content)
 
 
@@ -173,7 +165,8 @@ def differs(experiment: Experiment, parts: Iterable[tuple[str, Mapping[str, Any]
     for name, default in usual.items():
         value = getattr(experiment, name)
         if name not in ELSEWHERE and value is not None and value != default:
-            words.append(f"{name}={_seeds_in_words(value) if name == 'seeds' else _text(value)}")
+            counted = name == "seeds" and value == tuple(range(len(value)))  # 0, 1, … are told by their number
+            words.append(f"{name}={_text(len(value) if counted else value)}")
     own: dict[str, dict[str, str]] = {}  # for each setting, its values by part
     takers: dict[str, set[str]] = {}
     for part, usual_values, given in parts:
@@ -187,11 +180,6 @@ def differs(experiment: Experiment, parts: Iterable[tuple[str, Mapping[str, Any]
         else:
             words += [f"{part}.{name}={text}" for part, text in values.items()]
     return " ".join(words)
-
-
-def _seeds_in_words(seeds: tuple[int, ...]) -> str:
-    """Their number if they are 0, 1, …, otherwise the seeds."""
-    return str(len(seeds)) if seeds == tuple(range(len(seeds))) else _text(seeds)
 
 
 def _text(value: Any) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from folb import data
@@ -34,30 +34,30 @@ def holdings(stored: Sequence[RunDirectory]) -> list[dict[str, Any]]:
 
 
 def _choice(stored: RunDirectory) -> tuple[str, dict[str, Any]]:
-    """The dataset and its settings."""
     name = stored.experiment["dataset"]
     given = stored.experiment.get("set", {}).get(name, {})
     return name, given if isinstance(given, dict) else {}
 
 
 def _counted(stored: RunDirectory) -> dict[str, Any]:
+    """For each device, how many samples it has to train on, to test on, and of each label."""
     name, given = _choice(stored)
     try:
-        known = settings(data.constructor(name))
-        federation = data.load(name, **{k: read(k, known[k].type, v) if k in known else v for k, v in given.items()})
+        federation = loaded(name, given)
     except (InputError, TypeError, ValueError, MemoryError) as error:  # settings from a file are not checked
         return {"missing": str(error) or type(error).__name__}
     if stored.environment["devices"] != federation.N:
         return {"missing": f"the data now have {federation.N:,} devices, and the run had another number"}
     if federation.N * federation.classes > CELLS:
         return {"missing": f"they would take too much room: {federation.N:,} devices, {federation.classes:,} labels"}
-    return counted(federation)
-
-
-def counted(federation: Federation) -> dict[str, Any]:
-    """For each device, how many samples it has to train on, to test on, and of each label."""
     return {
         "train": federation.train.size.tolist(),
         "test": federation.test.size.tolist(),
         **({} if federation.regression else {"labels": federation.labels().tolist()}),
     }
+
+
+def loaded(name: str, given: Mapping[str, Any]) -> Federation:
+    """A dataset with settings from a file, or as text."""
+    known = settings(data.constructor(name))
+    return data.load(name, **{k: read(k, known[k].type, v) if k in known else v for k, v in given.items()})

@@ -12,7 +12,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from folb.errors import InputError
+from folb.errors import InputError, check
 from folb.experiments.settings import chosen_by_name, naming_own_files, read
 from folb.measures import is_regression
 from folb.models import MODELS, Model
@@ -60,8 +60,6 @@ class KeptModel:
 
     def scores(self, x: Any) -> NDArray:
         """A score for each sample and class, before the softmax."""
-        if self.model.scores is None:
-            raise InputError("model", self.name, "has no scores: call predict")
         return self._blocks(self._scores, x)
 
     @cached_property
@@ -70,7 +68,8 @@ class KeptModel:
 
     @cached_property
     def _scores(self) -> Callable[[Params, Any], Any]:
-        assert self.model.scores is not None
+        if self.model.scores is None:
+            raise InputError("model", self.name, "has no scores: call predict")
         return jax.jit(self.model.scores)
 
     def _blocks(self, function: Callable[[Params, Any], Any], x: Any) -> NDArray:
@@ -89,24 +88,19 @@ class KeptModel:
             x = np.asarray(x)
         except ValueError:
             raise InputError("x", x, "should be an array with rows of equal length") from None
-        if x.dtype.kind not in "biuf":
-            raise InputError("x", str(x.dtype), "should be numbers")
+        check("x", str(x.dtype), x.dtype.kind in "biuf", "should be numbers")
         if x.ndim == 0 or (self.shape is not None and x.shape[1:] != self.shape):
             raise InputError("shape of x", x.shape, f"should be samples first, each of shape {self.shape}")
-        if self.shape is None:
-            self._check_taken(x)
+        if self.shape is None:  # the file does not say which samples the model takes
+            try:
+                jax.eval_shape(self.model.predict, self.params, x)
+            except (TypeError, ValueError) as error:
+                expected = f"should be samples that the model takes: {str(error).partition(chr(10))[0]}"
+                raise InputError("shape of x", x.shape, expected) from error
         codes = self.model.codes
         if codes is not None and not (x.dtype.kind in "iu" and np.all((x >= 0) & (x < codes))):
             raise InputError("x", str(x.dtype), f"should be whole numbers from 0 to {codes - 1}, which the model takes")
         return x
-
-    def _check_taken(self, x: NDArray) -> None:
-        """Raise an `InputError` if the model cannot take such samples, where the file does not say their shape."""
-        try:
-            jax.eval_shape(self.model.predict, self.params, x)
-        except (TypeError, ValueError) as error:
-            reason = str(error).partition("\n")[0]
-            raise InputError("shape of x", x.shape, f"should be samples that the model takes: {reason}") from error
 
 
 def load_model(
@@ -130,10 +124,10 @@ def load_model(
         like = params_like(model)
         return KeptModel(read_model(path, None, like), model, str(model), "", 0, None, ())
     about = read_about(path)
-    number = _chosen(path, about["runs"], algorithm, seed)
+    number = _chosen(about["runs"], algorithm, seed)
     shape, classes = tuple(about["shape"]), about["classes"]
     with naming_own_files([about["model"]]):
-        built = _built(path, about, shape, classes) if model is None else model
+        built = _built(about, shape, classes) if model is None else model
         like = params_like(built)
     return KeptModel(
         params=read_model(path, number, like),
@@ -151,44 +145,37 @@ def _file(run: RunDirectory | str | os.PathLike[str]) -> Path:
         return Path(run)
     stored = find(run)
     path = stored.path / directory.MODEL
-    if path.is_file():
-        return path
-    if stored.state != "finished":
-        raise InputError("run", stored.name, f"is {stored.state}: its model is saved when it finishes")
-    raise InputError("run", stored.name, f"has no {directory.MODEL}: {SAVED}")
+    if not path.is_file():
+        unfinished = f"is {stored.state}: its model is saved when it finishes"
+        expected = unfinished if stored.state != "finished" else f"has no {directory.MODEL}: {SAVED}"
+        raise InputError("run", stored.name, expected)
+    return path
 
 
-def _chosen(path: Path, runs: Sequence[Mapping[str, Any]], algorithm: str | None, seed: int | None) -> int:
+def _chosen(runs: Sequence[Mapping[str, Any]], algorithm: str | None, seed: int | None) -> int:
     """The number of the only run with this algorithm and seed."""
     candidates = dict(enumerate(runs))
     if algorithm is not None:
         labelled = {i: run for i, run in candidates.items() if run["algorithm"] == algorithm}
         candidates = labelled or {i: run for i, run in candidates.items() if run["name"] == algorithm}
     labels = list(dict.fromkeys(run["algorithm"] for run in (candidates or dict(enumerate(runs))).values()))
-    if not candidates or len(labels) > 1:
-        raise InputError("algorithm", algorithm, f"should be one of: {'; '.join(labels)}")
+    check("algorithm", algorithm, candidates and len(labels) == 1, f"should be one of: {'; '.join(labels)}")
     seeds = [run["seed"] for run in candidates.values()]
     matching = [i for i, run in candidates.items() if seed is None or run["seed"] == seed]
-    if len(matching) != 1:
-        raise InputError("seed", seed, f"should be one of {', '.join(map(str, seeds))}")
+    check("seed", seed, len(matching) == 1, f"should be one of {', '.join(map(str, seeds))}")
     return matching[0]
 
 
-def _built(path: Path, about: Mapping[str, Any], shape: tuple[int, ...], classes: int) -> Model:
+def _built(about: Mapping[str, Any], shape: tuple[int, ...], classes: int) -> Model:
     """The model that the file names, made with the settings that it had."""
     name = about["model"]
-    if ".py:" in name:
-        _check_own(Path(name.rpartition(":")[0]), about)
+    if ".py:" in name:  # if a user's own file has changed, its model would predict something else
+        file = Path(name.rpartition(":")[0])
+        instead = "restore the file as it was, or give the model itself: load_model(..., model=...)"
+        check("model", name, file.is_file(), f"there is no file {file} any more; {instead}")
+        if "sha256" in about and digest(file) != about["sha256"]:
+            raise InputError("model", name, f"has changed since the run; {instead}")
     made = chosen_by_name("model", name, MODELS)
-    given = {key: value for key, value in about["settings"].items() if key in made.settings}
-    values = {key: read(key, made.settings[key].type, value) for key, value in given.items()}
+    known, given = made.settings, about["settings"]
+    values = {key: read(key, known[key].type, value) for key, value in given.items() if key in known}
     return made.make(Model, shape, classes, **values)
-
-
-def _check_own(file: Path, about: Mapping[str, Any]) -> None:
-    """Raise an `InputError` if a user's own file is gone or has changed: its model would predict something else."""
-    instead = "restore the file as it was, or give the model itself: load_model(..., model=...)"
-    if not file.is_file():
-        raise InputError("model", about["model"], f"there is no file {file} any more; {instead}")
-    if "sha256" in about and digest(file) != about["sha256"]:
-        raise InputError("model", about["model"], f"has changed since the run; {instead}")

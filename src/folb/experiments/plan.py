@@ -16,12 +16,14 @@ from jax.tree_util import Partial
 
 from folb import data
 from folb.core.algorithm import SLOTS, Algorithm, flattened, raise_unknown
-from folb.core.algorithms import ALGORITHMS, Named
+from folb.core.algorithms import ALGORITHMS
 from folb.core.part import described, name_of
+from folb.core.system import SYSTEMS as FORMULAS
+from folb.core.system import System
 from folb.core.trace import Trace
 from folb.data.device_trace import trace
 from folb.data.federation import Federation
-from folb.errors import InputError, choose
+from folb.errors import InputError, check, choose
 from folb.experiments import box as boxes
 from folb.experiments.experiment import Experiment, differs, to_toml
 from folb.experiments.settings import (
@@ -37,7 +39,6 @@ from folb.experiments.settings import (
     setting,
     settings,
 )
-from folb.experiments.systems import SYSTEMS
 from folb.measures import ACCURACY, FAIRNESS, measure
 from folb.models import MODELS, Model
 from folb.models.model import params_like
@@ -45,12 +46,8 @@ from folb.simulation.settled import Evaluate, Settled, evaluated_on, settled, us
 from folb.store.environment import about_runs
 from folb.store.run_arrays import digest, leaves
 
-
-def _chosen(field: str, name: str, registry: Mapping[str, Callable[..., Any]]) -> Chosen:
-    chosen = chosen_by_name(field, name, registry)
-    if isinstance(chosen.constructor, Named):
-        return replace(chosen, settings=algorithm_settings(chosen.constructor), swept=True)
-    return chosen
+# the system models by name: those that are formulas, and `trace`, which is read from a file
+SYSTEMS: dict[str, Callable[..., System]] = FORMULAS | {"trace": trace}
 
 
 @dataclass(frozen=True)
@@ -102,15 +99,16 @@ def plan(experiment: Experiment, stream: bool | None = None) -> Plan:
 
     `stream` is explained at `simulate`.
     """
-    experiment = _anywhere(experiment)
+    with_own = {field: _anywhere(getattr(experiment, field)) for field in (*OWN, "set")}
+    experiment = replace(experiment, dataset=data.located(experiment.dataset), **with_own)
     dataset = Chosen(experiment.dataset, make := data.constructor(experiment.dataset), settings(make))
-    model = _chosen("model", experiment.model, MODELS)
-    system = _chosen("system", experiment.system, SYSTEMS)
-    algorithms = [_chosen("algorithms", name, ALGORITHMS) for name in experiment.algorithms]
+    model = chosen_by_name("model", experiment.model, MODELS)
+    system = chosen_by_name("system", experiment.system, SYSTEMS)
+    algorithms = [chosen_by_name("algorithms", name, ALGORITHMS) for name in experiment.algorithms]
     parts = [dataset, model, system, *algorithms]
     own = _own_parts(parts, experiment.set)
-    _distribute(parts, "set", experiment.set, _take)
-    _distribute(algorithms, "box", experiment.box, _take_box)
+    _distribute(parts, "set", experiment.set)
+    _distribute(algorithms, "box", experiment.box)
 
     with naming_own_files([*experiment.algorithms, *own]):
         variants = [one for part in algorithms for one in _variants(part, experiment, own)]
@@ -137,7 +135,14 @@ def plan(experiment: Experiment, stream: bool | None = None) -> Plan:
             stream=stream,
         )
         by_default = whole.evaluated if experiment.evaluate is None else usual(federation, built_model)
-    asked = _judged(experiment, built_model, None if whole.evaluated == by_default else experiment.evaluate)
+    if measure(built_model.judged_by).is_share and experiment.target > 1:
+        raise InputError("target", experiment.target, "should be more than 0 and at most 1, such as 0.7 for 70 %")
+    anyway = (ACCURACY, built_model.judged_by)  # these are measured without being named
+    asked = replace(
+        experiment,
+        metrics=tuple(name for name in experiment.metrics if name not in anyway),
+        evaluate=None if whole.evaluated == by_default else experiment.evaluate,
+    )
     experiment = _spelt_out(asked, whole.evaluated or "all", parts)
     identity = _identity(experiment, federation, built_system, own)
     apart = differs(asked, (_usual_and_given(part, asked.dataset) for part in parts))
@@ -158,15 +163,6 @@ def _variants(part: Chosen, experiment: Experiment, own: Mapping[str, Any]) -> l
         made.append(part.make(Algorithm, **classes))
     part.given.update(swept)
     return made
-
-
-def _judged(experiment: Experiment, model: Model, evaluate: Evaluate) -> Experiment:
-    """The experiment without the metrics that are measured anyway. Raises unless the target fits the model."""
-    if measure(model.judged_by).is_share and experiment.target > 1:
-        raise InputError("target", experiment.target, "should be more than 0 and at most 1, such as 0.7 for 70 %")
-    anyway = (ACCURACY, model.judged_by)
-    metrics = tuple(name for name in experiment.metrics if name not in anyway)
-    return replace(experiment, metrics=metrics, evaluate=evaluate)
 
 
 def _spelt_out(experiment: Experiment, evaluate: Evaluate, parts: list[Chosen]) -> Experiment:
@@ -211,8 +207,7 @@ def _usual_and_given(part: Chosen, dataset: str) -> tuple[str, dict[str, Any], d
 
 
 def _spelt_box(part: Chosen) -> dict[str, Any]:
-    box = {name: part.box[name] for name in part.settings if name in part.box}
-    return {name: str(choice) if isinstance(choice, boxes.Range) else _spelt(choice) for name, choice in box.items()}
+    return {name: _spelt(part.box[name]) for name in part.settings if name in part.box}
 
 
 def _plain(value: Any) -> bool:
@@ -223,40 +218,29 @@ def _plain(value: Any) -> bool:
 
 def _spelt(value: Any) -> Any:
     """The value as a file can hold it: a file has no None."""
+    if isinstance(value, boxes.Range):
+        return str(value)
     if isinstance(value, list | tuple):
         return [_spelt(item) for item in value]
     return "none" if value is None else value
 
 
-def _anywhere(experiment: Experiment) -> Experiment:
-    """The experiment with absolute paths for the user's own files: it can be repeated from any directory."""
-
-    def absolute(name: str) -> str:
-        path, _, function = name.rpartition(":")
-        return f"{os.path.abspath(path)}:{function}" if os.path.isfile(path) else name
-
-    return replace(
-        experiment,
-        dataset=data.located(experiment.dataset),
-        model=absolute(experiment.model),
-        system=absolute(experiment.system),
-        algorithms=tuple(map(absolute, experiment.algorithms)),
-        metrics=tuple(map(absolute, experiment.metrics)),
-        set=_each_text(experiment.set, absolute),
-    )
+OWN = ("model", "system", "algorithms", "metrics")  # the fields that may name a user's own files
 
 
-def _each_text(value: Any, change: Callable[[str], str]) -> Any:
+def _anywhere(value: Any) -> Any:
+    """A value with absolute paths for the user's own files: an experiment can be repeated from any directory."""
     if isinstance(value, Mapping):
-        return {name: _each_text(one, change) for name, one in value.items()}
+        return {name: _anywhere(one) for name, one in value.items()}
     if isinstance(value, list | tuple):
-        return [_each_text(one, change) for one in value]
-    return change(value) if isinstance(value, str) and ".py:" in value else value
+        return [_anywhere(one) for one in value]
+    path, _, function = value.rpartition(":") if isinstance(value, str) and ".py:" in value else ("", "", "")
+    return f"{os.path.abspath(path)}:{function}" if os.path.isfile(path) else value
 
 
 def _identity(experiment: Experiment, federation: Federation, system: Any, own: Iterable[str]) -> str:
     digest = hashlib.sha256(to_toml(experiment).encode())
-    for name in (experiment.model, experiment.system, *experiment.algorithms, *experiment.metrics, *own):
+    for name in (*experiment.named, *own):
         if ".py:" in name:
             digest.update(Path(name.rpartition(":")[0]).read_bytes())
     if isinstance(system, Trace):
@@ -268,11 +252,8 @@ def _identity(experiment: Experiment, federation: Federation, system: Any, own: 
 def _by_dataset(part: Chosen, dataset: str) -> dict[str, list[float]]:
     """The dataset's usual lr, unless the algorithm has its own default; and the dataset's mu for FedProx."""
     known = data.defaults(dataset)
-    usual = {LR: [known.lr]} if part.settings.get(LR) == common_settings()[LR] else {}
+    usual = {"local.lr": [known.lr]} if part.settings.get("local.lr") == common_settings()["local.lr"] else {}
     return usual | ({"local.mu": [known.mu]} if part.constructor is ALGORITHMS["fedprox"] else {})
-
-
-LR = "local.lr"
 
 
 def _own_parts(parts: list[Chosen], given: Mapping[str, Any]) -> dict[str, Any]:
@@ -310,47 +291,34 @@ def _spread(parts: list[Chosen], where: str, given: Mapping[str, Any]) -> list[t
             flat += [(None, name, one) for name, one in flattened({key: value}).items()]
         else:
             flat.append((only, key.removeprefix(f"{only}."), value) if only not in (None, key) else (None, key, value))
-    seen: set[tuple[str | None, str]] = set()
-    for only, name, value in flat:
-        if (only, name) in seen:
-            raise InputError(name, value, "is given already; give it once")
-        seen.add((only, name))
+    for i, (only, name, value) in enumerate(flat):
+        check(name, value, (only, name) not in [one[:2] for one in flat[:i]], "is given already; give it once")
     return sorted(flat, key=lambda one: one[0] is not None)  # those for one part come last, so they win
 
 
-def _distribute(
-    parts: list[Chosen], field: str, given: Mapping[str, Any], take: Callable[[Chosen, str, Any], None]
-) -> None:
-    """Let each part take what `given` has for its settings."""
+def _distribute(parts: list[Chosen], field: str, given: Mapping[str, Any]) -> None:
+    """Let each part take what `given` has for its settings: values, or what points are drawn from."""
     for only, name, value in _spread(parts, field, given):
         takers = [part for part in parts if name in part.settings and only in (None, part.name)]
         if not takers:
             _refuse(parts, name, value, only, field)
         for part in takers:
-            take(part, name, value)
+            kind = part.settings[name].type
+            if field == "set":
+                part.given[name] = _swept(name, kind, value) if part.swept else read(name, kind, value)
+            elif name in part.given:
+                raise InputError(name, value, "is in the box and also set; give it once")
+            else:
+                part.box[name] = boxes.choice(name, kind, value)
 
 
-def _take(part: Chosen, name: str, value: Any) -> None:
-    """A value of a setting; if the part is swept, a list of values."""
-    kind = part.settings[name].type
-    if not part.swept:
-        part.given[name] = read(name, kind, value)
-        return
+def _swept(name: str, kind: Any, value: Any) -> list[Any]:
+    """The values of a setting that is swept."""
     options = value if isinstance(value, list | tuple) else [value]
-    if not options:
-        raise InputError(name, value, "should be at least one value")
-    part.given[name] = [
-        option if name in SLOTS and ".py:" in str(option) else read(name, kind, option) for option in options
-    ]
-    if len(set(map(repr, part.given[name]))) < len(options):
-        raise InputError(name, value, "should be different values")
-
-
-def _take_box(part: Chosen, name: str, choice: Any) -> None:
-    """A range or values of a setting that points are drawn from."""
-    if name in part.given:
-        raise InputError(name, choice, "is in the box and also set; give it once")
-    part.box[name] = boxes.choice(name, part.settings[name].type, choice)
+    check(name, value, bool(options), "should be at least one value")
+    values = [option if name in SLOTS and ".py:" in str(option) else read(name, kind, option) for option in options]
+    check(name, value, len(set(map(repr, values))) == len(values), "should be different values")
+    return values
 
 
 def _refuse(parts: list[Chosen], name: str, value: Any, only: str | None, field: str) -> None:

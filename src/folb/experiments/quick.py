@@ -37,9 +37,7 @@ def quick(experiment: Experiment, given: Container[str]) -> Experiment:
     tried = changed(tried, device_samples=SAMPLES, evaluate=EVALUATED)
     planned = plan(tried)
     federation, every = planned.federation, experiment.evaluate_every
-    gradients = len(tried.seeds) * sum(
-        round_cost(planned, planned.system, algorithm) for algorithm in planned.algorithms
-    )
+    of_a_seed = sum(round_cost(planned, planned.system, algorithm) for algorithm in planned.algorithms)
     each = operations(planned.model, jax.ShapeDtypeStruct(federation.shape, federation.kind), MOVED) / FORWARD
-    rounds = max(LEAST, every, min(MOST, int(BUDGET / (each * gradients))))
+    rounds = max(LEAST, every, min(MOST, int(BUDGET / (each * (len(tried.seeds) * of_a_seed)))))
     return changed(tried, rounds=rounds)

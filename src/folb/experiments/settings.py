@@ -17,7 +17,7 @@ from typing import Annotated, Any, Literal, NamedTuple, Union, get_args, get_ori
 
 from folb.core.algorithm import Algorithm
 from folb.core.algorithms import ALGORITHMS, Named, called
-from folb.errors import InputError, choose
+from folb.errors import InputError, check, choose
 
 OWN = "folb_own_"  # begins the module names of a user's own files
 FAILURES = (Exception, SystemExit)  # of a user's own code, which may try to end the process
@@ -71,7 +71,6 @@ def setting(name: str, hint: Any, default: Any) -> Setting:
 
 
 def first_line(constructor: Callable[..., Any]) -> str:
-    """The first line of a constructor's docstring."""
     return (constructor.__doc__ or "").strip().partition("\n")[0]
 
 
@@ -83,15 +82,13 @@ def read(field: str, kind: Any, value: Any) -> Any:
         return _read_one_of(field, get_args(kind), value)
     if kind is bool:
         known = {"true": True, "yes": True, "1": True, "false": False, "no": False, "0": False}
-        if str(value).lower() not in known:
-            raise InputError(field, value, "should be true or false")
+        check(field, value, str(value).lower() in known, "should be true or false")
         return known[str(value).lower()]
     if kind in (int, float):
         return _number(field, kind, value)
     if kind is str:
         parts = value if isinstance(value, list) else [value]  # the command line splits at commas
-        if not all(isinstance(part, str) for part in parts):
-            raise InputError(field, value, "should be a text")
+        check(field, value, all(isinstance(part, str) for part in parts), "should be a text")
         return ",".join(parts)
     return value
 
@@ -125,28 +122,22 @@ def _number(field: str, kind: type, value: Any, also: str = "") -> Any:
 
 def from_file(field: str, spec: str) -> Any:
     """What NAME is in `path/to/file.py:NAME`: a user's own algorithm, part, model, system model or metric."""
-    path = spec.rpartition(":")[0]
-    if not Path(path).is_file():
-        raise InputError(field, spec, f"there is no file {path}")
-    file = Path(path).resolve()
-    if OPEN is not None and file in OPEN:
-        return _named_in(OPEN[file], field, spec)
-    loaded = importlib.util.spec_from_file_location(OWN + Path(path).stem, path)
-    assert loaded is not None and loaded.loader is not None
-    module = importlib.util.module_from_spec(loaded)
-    sys.modules[loaded.name] = module  # dataclasses and annotations look their module up there
-    try:
-        with _neighbours(Path(path).resolve().parent):
-            loaded.loader.exec_module(module)
-    except FAILURES as error:
-        raise InputError(field, spec, f"{path} fails to load: {type(error).__name__}: {error}") from error
-    if OPEN is not None:
-        OPEN[file] = module
-    return _named_in(module, field, spec)
-
-
-def _named_in(module: types.ModuleType, field: str, spec: str) -> Any:
     path, _, name = spec.rpartition(":")
+    check(field, spec, Path(path).is_file(), f"there is no file {path}")
+    file = Path(path).resolve()
+    module = None if OPEN is None else OPEN.get(file)
+    if module is None:
+        loaded = importlib.util.spec_from_file_location(OWN + Path(path).stem, path)
+        assert loaded is not None and loaded.loader is not None
+        module = importlib.util.module_from_spec(loaded)
+        sys.modules[loaded.name] = module  # dataclasses and annotations look their module up there
+        try:
+            with _neighbours(file.parent):
+                loaded.loader.exec_module(module)
+        except FAILURES as error:
+            raise InputError(field, spec, f"{path} fails to load: {type(error).__name__}: {error}") from error
+        if OPEN is not None:
+            OPEN[file] = module
     if (value := getattr(module, name, None)) is None:
         raise InputError(field, spec, f"{path} has no {name!r}")
     return value
@@ -170,8 +161,7 @@ def metric_from_file(spec: str) -> Any:
     """A user's own metric: a function, or a `Metric`."""
     path, _, name = spec.rpartition(":")
     metric = from_file("metrics", spec)
-    if not callable(metric):
-        raise InputError("metrics", spec, f"{path} has no function {name!r}")
+    check("metrics", spec, callable(metric), f"{path} has no function {name!r}")
     return metric
 
 
@@ -227,10 +217,14 @@ class Chosen:
     name: str
     constructor: Callable[..., Any]
     settings: dict[str, Setting]
-    swept: bool = False  # a list of values means a run for each
     own: bool = False  # from a user's own file
     given: dict[str, Any] = field(default_factory=dict)  # lists of values if it is swept
     box: dict[str, Any] = field(default_factory=dict)  # ranges and values that points are drawn from
+
+    @property
+    def swept(self) -> bool:
+        """Whether a list of values means a run for each: of an algorithm's settings."""
+        return isinstance(self.constructor, Named)
 
     def make(self, kind: Any, *arguments: Any, **values: Any) -> Any:
         """What the constructor makes. A user's own may fail in any way; the error then names it as the cause."""
@@ -252,15 +246,15 @@ def chosen_by_name(field: str, name: str, registry: Mapping[str, Callable[..., A
     """The part of that name: one of the `registry`, or a function of a user's own file, path.py:function."""
     if ".py:" not in name:
         constructor = registry[choose(field, name, registry)]
-        return Chosen(name, constructor, settings(constructor))
+        known = algorithm_settings(constructor) if isinstance(constructor, Named) else settings(constructor)
+        return Chosen(name, constructor, known)
     constructor, short = from_file(field, name), name.rpartition(":")[2]
     if field == "algorithms":
         if not isinstance(constructor, Algorithm):
             raise InputError(field, name, f"should be an algorithm, as {short} = folb.Algorithm(server='adam')")
         named = Named(called(constructor, short), "An algorithm of your own.", {}, own=True)
-        return Chosen(short, named, {}, own=True)
-    if not callable(constructor):
-        raise InputError(field, name, f"should be a function, but {short} is none")
+        return Chosen(short, named, algorithm_settings(named), own=True)
+    check(field, name, callable(constructor), f"should be a function, but {short} is none")
     try:
         known = settings(constructor)
     except Exception as error:

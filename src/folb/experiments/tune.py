@@ -18,7 +18,7 @@ from folb.core.algorithm import SLOTS, Algorithm
 from folb.core.algorithms import ALGORITHMS
 from folb.core.part import name_of
 from folb.errors import InputError, check_whole, choose
-from folb.experiments.execute import run_plan
+from folb.experiments.execute import execute
 from folb.experiments.experiment import Experiment, to_toml
 from folb.experiments.plan import Plan, plan
 from folb.experiments.settings import algorithm_settings
@@ -76,7 +76,7 @@ def search(
     experiment: Experiment,
     report_seeds: int | Sequence[int] | None = None,
     stream: bool | None = None,
-    complete: Callable[..., RunDirectory] = run_plan,
+    complete: Callable[..., RunDirectory] = execute,
     on_ranked: Callable[[Plan, Sequence[Point]], None] | None = None,
     by: By = "first",
 ) -> Search:
@@ -92,7 +92,12 @@ def search(
     choose("by", by, get_args(By))
     seeds = other_seeds(experiment.seeds, report_seeds)
     planned = plan(experiment, stream)
-    check(planned)
+    if len(planned.experiment.algorithms) > 1:
+        raise InputError("algorithms", list(planned.experiment.algorithms), "should be one: the algorithm to tune")
+    if len(planned.algorithms) < 2 and not planned.experiment.box:
+        swept = {name: value for name, value in _own(planned.experiment).items() if isinstance(value, list)}
+        expected = "should be several values of a setting, such as --local.mu 0.01,0.1,1, or a --box"
+        raise InputError("grid", swept, expected)
     grid = complete(planned, keep_model=False)
     points = ranked(planned, grid.runs(), by)
     if on_ranked is not None:
@@ -122,18 +127,7 @@ def other_seeds(seeds: Sequence[int], wanted: int | Sequence[int] | None) -> Seq
     return list(wanted)
 
 
-def check(planned: Plan) -> None:
-    """Raise an `InputError` unless there is something to choose from: values of a setting, or a box."""
-    if len(planned.experiment.algorithms) > 1:
-        raise InputError("algorithms", list(planned.experiment.algorithms), "should be one: the algorithm to tune")
-    swept = {name: value for name, value in _own(planned.experiment).items() if isinstance(value, list)}
-    if len(planned.algorithms) < 2 and not planned.experiment.box:
-        expected = "should be several values of a setting, such as --local.mu 0.01,0.1,1, or a --box"
-        raise InputError("grid", swept, expected)
-
-
 def _own(experiment: Experiment) -> Mapping[str, Any]:
-    """The settings of the algorithm that is tuned."""
     return experiment.set.get(_name(experiment), {})
 
 
@@ -147,37 +141,31 @@ def ranked(planned: Plan, runs: Sequence[Run], by: By = "first") -> list[Point]:
 
 
 def placed(
-    algorithms: Sequence[Algorithm],
-    groups: Sequence[Sequence[Run]],
-    target: float | Sequence[float],
-    by: By = "first",
+    algorithms: Sequence[Algorithm], groups: Sequence[Sequence[Run]], target: float | Sequence[float], by: By = "first"
 ) -> list[Point]:
     """The same, from the runs of each algorithm and a target, or a target for each run of an algorithm."""
     labels = summary.labels([(algorithm.name, algorithm.settings) for algorithm in algorithms])
-    points = [
-        _point(label, algorithm, runs, target)
-        for label, algorithm, runs in zip(labels, algorithms, groups, strict=True)
-    ]
+    points = []
+    for label, algorithm, runs in zip(labels, algorithms, groups, strict=True):
+        targets = [target] * len(runs) if isinstance(target, int | float) else target
+        aimed = list(zip(runs, targets, strict=True))
+        point = Point(
+            label,
+            algorithm,
+            reached=[run.rounds_to(goal) for run, goal in aimed],
+            held=[run.held_from(goal) for run, goal in aimed],
+            seconds=[run.seconds_to(goal) for run, goal in aimed],
+            sent=[run.bytes_to(goal) for run, goal in aimed],
+            loss=mean(float(run.train_loss[-1]) for run in runs),
+            accuracy=mean(run.final for run in runs),
+            diverged=not all(np.isfinite(run.train_loss).all() for run in runs),
+            settled=mean(run.settled for run in runs),
+            judged_by=runs[0].judged_by,
+        )
+        points.append(point)
     merits = sorted(point.merit(by) for point in points)
     ranks = [replace(point, rank=1 + merits.index(point.merit(by))) for point in points]
     return sorted(ranks, key=lambda point: point.rank)
-
-
-def _point(label: str, algorithm: Algorithm, runs: Sequence[Run], target: float | Sequence[float]) -> Point:
-    targets = [target] * len(runs) if isinstance(target, int | float) else target
-    return Point(
-        label,
-        algorithm,
-        reached=[run.rounds_to(goal) for run, goal in zip(runs, targets, strict=True)],
-        held=[run.held_from(goal) for run, goal in zip(runs, targets, strict=True)],
-        seconds=[run.seconds_to(goal) for run, goal in zip(runs, targets, strict=True)],
-        sent=[run.bytes_to(goal) for run, goal in zip(runs, targets, strict=True)],
-        loss=mean(float(run.train_loss[-1]) for run in runs),
-        accuracy=mean(run.final for run in runs),
-        diverged=not all(np.isfinite(run.train_loss).all() for run in runs),
-        settled=mean(run.settled for run in runs),
-        judged_by=runs[0].judged_by,
-    )
 
 
 def winner(planned: Plan, points: Sequence[Point], seeds: Sequence[int]) -> Experiment:
@@ -198,10 +186,9 @@ def drawn(experiment: Experiment) -> str:
     """The box and how many points were drawn from it, in a line; empty without a box."""
     if not experiment.box:
         return ""
-    box = experiment.box[_name(experiment)]
     ranges = (
         f"{key}={choice if isinstance(choice, str) else ','.join(map(summary.spelt, choice))}"
-        for key, choice in box.items()
+        for key, choice in experiment.box[_name(experiment)].items()
     )
     return f"{experiment.points} points drawn from {' '.join(ranges)} by the seed {experiment.box_seed}"
 
@@ -210,13 +197,9 @@ def verdict(planned: Plan, points: Sequence[Point], seeds: Sequence[int], by: By
     """The chosen point, the seeds of the search, and the seeds of the report."""
     equals = sum(point.rank == 1 for point in points)
     tie = f", the first of {equals} that are equal" if equals > 1 else ""
-    searched, reported = _listed(planned.experiment.seeds), _listed(seeds)
+    searched, reported = (", ".join(map(str, those)) for those in (planned.experiment.seeds, seeds))
     how = {"first": "", "sustained": " by the sustained target"}.get(by, f" by the {by} to the target")
     return f"{points[0].label}{tie}: chosen{how} on seeds {searched}; results on seeds {reported}:"
-
-
-def _listed(seeds: Sequence[int]) -> str:
-    return ", ".join(map(str, seeds))
 
 
 def document(
@@ -228,10 +211,10 @@ def document(
     return {
         "by": by,
         **(box if experiment.box else {}),
-        "seeds": list(planned.experiment.seeds),
+        "seeds": list(experiment.seeds),
         "report_seeds": list(seeds),
-        "rounds": planned.experiment.rounds,
-        "target": planned.experiment.target,
+        "rounds": experiment.rounds,
+        "target": experiment.target,
         "points": [
             {
                 "rank": point.rank,
@@ -257,7 +240,6 @@ def by_algorithm(planned: Plan, draws: Iterable[Sequence[Run]]) -> list[list[Run
     """For each algorithm of a plan, its runs on all draws; each draw has the runs of one algorithm after another."""
     groups: list[list[Run]] = [[] for _ in planned.algorithms]
     for runs in draws:
-        n = len(runs) // len(groups)
-        for i, group in enumerate(groups):
-            group += runs[i * n : (i + 1) * n]
+        for i, run in enumerate(runs):
+            groups[i * len(groups) // len(runs)].append(run)
     return groups

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 from collections.abc import Callable, Collection
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -78,14 +79,7 @@ def completing(options: argparse.Namespace) -> Complete:
     accelerators = common.accelerators(options)
 
     def complete(planned: Plan, about: str) -> RunDirectory:
-        return completed(
-            options,
-            lambda on_start, observe: execute.run_plan(
-                planned, accelerators=accelerators, keep_model=False, on_start=on_start, observe=observe
-            ),
-            about=about,
-            command=same_command(),
-            tell=False,
-        )[0]
+        work = partial(execute.execute, planned, accelerators=accelerators, keep_model=False)
+        return completed(options, work, about=about, command=same_command(), say=False)[0]
 
     return complete
