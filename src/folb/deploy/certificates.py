@@ -17,7 +17,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat, PublicFormat
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
-CA, CERTIFICATE, KEY = "ca.crt", "server.pem", "server.key"
+from folb.deploy.superlink import CA, CERTIFICATE, KEY
 
 
 def certificates(home: Path, hosts: Sequence[str], days: int = 365) -> None:
