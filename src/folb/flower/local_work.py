@@ -21,9 +21,6 @@ BLOCK = 256  # samples that a full gradient handles at once
 Gradient = Callable[[Arrays, Any, Any], Arrays]
 """gradient(params, x, y): the gradient of the mean loss of a batch."""
 
-Loss = Callable[[Arrays, Any, Any], Any]
-"""loss(params, x, y): the mean loss of a batch."""
-
 
 def batches(task: Task, size: int) -> Iterator[NDArray]:
     """The rows of each mini-batch, as the simulator draws them.
@@ -54,16 +51,15 @@ def solve(
     def moved(at: Arrays, g: Arrays, from_start: Arrays) -> Arrays:
         """`at` after a step along the gradient of h_k; `from_start` is `at` - w^t."""
         nonlocal state
-        g = {name: d + mu * from_start[name] for name, d in g.items()}
-        if shift is not None:
-            g = {name: d + shift[name] for name, d in g.items()}
+        g = plus(g, {name: mu * value for name, value in from_start.items()})
+        g = g if shift is None else plus(g, shift)
         move, state = step.apply(g, state, lr)
         return {name: (v + move[name]).astype(np.float32, copy=False) for name, v in at.items()}
 
     if task.unit == "gradient":
         delta = {name: np.zeros_like(value) for name, value in params.items()}
         for _ in range(task.work):
-            delta = moved(delta, full_gradient(gradient, x, y, _plus(params, delta)), delta)
+            delta = moved(delta, full_gradient(gradient, x, y, plus(params, delta)), delta)
         return delta
     w = params
     for rows in batches(task, len(y)):
@@ -82,13 +78,13 @@ def full_gradient(gradient: Gradient, x: Any, y: Any, params: Arrays) -> Arrays:
     return total
 
 
-def full_loss(loss: Loss, x: Any, y: Any, params: Arrays) -> float:
-    """F_k: the mean over all samples of the device."""
+def full_loss(loss: Callable[[Any, Any], Any], x: Any, y: Any) -> float:
+    """F_k: the mean over all samples of the device; loss(x, y) is the mean of a batch."""
     n = len(y)
-    blocks = range(0, n, BLOCK)
-    parts = [float(loss(params, x[first : first + BLOCK], y[first : first + BLOCK])) for first in blocks]
-    return sum(part * min(BLOCK, n - first) / n for part, first in zip(parts, blocks, strict=True))
+    blocks = ((slice(first, first + BLOCK), min(BLOCK, n - first)) for first in range(0, n, BLOCK))
+    return sum(float(loss(x[rows], y[rows])) * count / n for rows, count in blocks)
 
 
-def _plus(a: Arrays, b: Arrays) -> Arrays:
+def plus(a: Arrays, b: Arrays) -> Arrays:
+    """a + b."""
     return {name: value + b[name] for name, value in a.items()}

@@ -8,7 +8,7 @@ flat: named arrays of float32, `first.weight` for a nested tree's leaf.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -50,12 +50,9 @@ class Task:
 
     def record(self) -> ConfigRecord:
         """The task as a record of a message."""
-        fields = asdict(self)
+        fields = {name: list(value) if isinstance(value, tuple) else value for name, value in vars(self).items()}
         numbers = fields.pop("numbers")
-        fields |= {"uploads": list(self.uploads), "shapes": list(self.shapes)}
-        fields |= {name: [int(word) for word in getattr(self, name)] for name in ("words", "key")}
-        fields |= {"names": list(numbers), "values": [float(value) for value in numbers.values()]}
-        return ConfigRecord(fields)
+        return ConfigRecord(fields | {"names": list(numbers), "values": [float(value) for value in numbers.values()]})
 
     def numbers_of(self, part: str) -> dict[str, float]:
         """The numbers of the local step, or of an upload."""
@@ -65,12 +62,9 @@ class Task:
 
 def task(record: Mapping[str, Any]) -> Task:
     """The task from the record of a message."""
-    fields = dict(record)
+    fields = {name: tuple(value) if isinstance(value, list) else value for name, value in record.items()}
     numbers = dict(zip(fields.pop("names"), fields.pop("values"), strict=True))
-    tuples: dict[str, Any] = {
-        name: tuple(fields[name]) for name in ("uploads", "words", "key", "shapes") if name in fields
-    }
-    return Task(**fields | tuples | {"numbers": numbers})
+    return Task(**fields, numbers=numbers)
 
 
 def shapes(params: Arrays) -> tuple[str, ...]:

@@ -23,6 +23,7 @@ from folb.core.upload import DELTA, ENCODED
 from folb.core.vector import each
 from folb.flower import protocol
 from folb.flower.protocol import Arrays, Task
+from folb.flower.replies import length
 
 RESIDUAL, ROUND = "folb.residual", "folb.round"  # records of the device's state
 
@@ -72,19 +73,17 @@ def private(task: Task, arrays: dict[str, Arrays], numbers: dict[str, Any]) -> t
     sent |= {name: np.float32(numbers[name]) for name in BOUNDED if name in numbers}
     if DELTA.name in given:  # the standard deviation of its share
         noise = gaussian.like(sent, (*task.words, task.round) if given["replay"] else None)
-        sent = {name: _plus(value, noise[name], np.float32(given[name])) for name, value in sent.items()}
+        for name, value in sent.items():
+            deviation = np.float32(given[name])
+            sent[name] = each(lambda part, normal, d=deviation: part + d * normal, value, noise[name])
     delta = sent.pop(DELTA.name)
     return {**arrays, DELTA.name: delta}, numbers | {name: float(value) for name, value in sent.items()}
 
 
-def _plus(value: Any, noise: Any, deviation: Any) -> Any:
-    return each(lambda part, normal: part + deviation * normal, value, noise)
-
-
 def clipped(delta: Arrays, clip: float) -> Arrays:
     """An update shortened to the norm `clip`; one that is not finite is 0."""
-    length = math.sqrt(sum(float(np.sum(np.square(part, dtype=np.float64))) for part in delta.values()))
-    if not math.isfinite(length):
+    norm = length(delta)
+    if not math.isfinite(norm):
         return {name: np.zeros_like(part) for name, part in delta.items()}
-    factor = np.float32(min(1.0, clip / length) if length > 0 else 1.0)
+    factor = np.float32(min(1.0, clip / norm) if norm > 0 else 1.0)
     return {name: part * factor for name, part in delta.items()}

@@ -9,7 +9,6 @@ neither Flower's node ids nor the order of the replies can change a bit of the r
 from __future__ import annotations
 
 import logging
-import math
 import shlex
 import time
 from collections.abc import Callable, Iterable, Mapping
@@ -36,7 +35,7 @@ from folb.flower.protocol import Arrays
 from folb.flower.replies import Form
 from folb.flower.roster import Mailbox, Roster
 from folb.flower.run_directory import RunRecord, RunSettings, recording, round_line
-from folb.flower.strategy_settings import StrategySettings, check_in
+from folb.flower.strategy_settings import SECONDS, StrategySettings
 
 log = logging.getLogger("flwr")  # the log that users of Flower read
 
@@ -99,9 +98,10 @@ class FederatedStrategy(Strategy):
         as "f1", "auc", "top5", "mse" or "own_worst", are recorded under these names.
         """
         check_whole("num_rounds", num_rounds, 1)
+        self.round_seconds = self.settings.deadline
         if timeout is not None:
-            check_in("timeout", timeout, lambda value: 0 < value < math.inf, "more than 0 seconds")
-        self.round_seconds = self.settings.deadline if timeout is None else float(timeout)
+            check("timeout", timeout, SECONDS.holds, SECONDS.words)
+            self.round_seconds = float(timeout)
         for name, config in (("train_config", train_config), ("evaluate_config", evaluate_config)):
             expected = "should be empty: a device reads its settings from the run's config, context.run_config"
             check(name, dict(config or {}), not config, expected)

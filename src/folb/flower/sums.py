@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import wraps
 from typing import Any
 
 from folb.core.importance import as_printed, never_flipped
@@ -15,7 +16,7 @@ def scaled_grad(grad: Params, *, scale: Any) -> Params:
     return scaled(grad, scale)
 
 
-def _weight(grad: Params, mean: Params, discount: Any, flip: Any, times: Any) -> Any:
+def _weight(grad: Params, mean: Params, discount: Any = 0.0, flip: Any = 1.0, *, times: Any) -> Any:
     """I_k of (18) / ||mean||^2, to keep its range small: the server divides by the sum of all |I_k| anyway."""
     square = dot(mean, mean)
     xp = namespace(square)
@@ -26,33 +27,31 @@ def _weight(grad: Params, mean: Params, discount: Any, flip: Any, times: Any) ->
 
 def weighted(delta: Params, grad: Params, mean: Params, *, times: Any) -> Params:
     """I_k Delta w_k of (13)."""
-    return scaled(delta, _weight(grad, mean, 0.0, 1.0, times))
+    return scaled(delta, _weight(grad, mean, times=times))
 
 
 def importance(grad: Params, mean: Params, *, times: Any) -> Any:
     """|I_k| of (13)."""
-    return abs(_weight(grad, mean, 0.0, 1.0, times))
+    return abs(_weight(grad, mean, times=times))
 
 
-def _hetero_weight(delta: Params, grad: Params, after: Params, mu: Any, mean: Params, numbers: dict[str, Any]) -> Any:
-    gamma = GAMMA.compute(delta, grad, after, mu, most=numbers["most"])
-    return _weight(grad, mean, numbers["psi"] * gamma, numbers["flip"], numbers["times"])
-
-
-def hetero_weighted(
-    delta: Params, grad: Params, after: Params, mu: Any, mean: Params, *, times: Any, psi: Any, flip: Any, most: Any
-) -> Params:
-    """I_k Delta w_k of (18); `most` bounds gamma_k."""
-    numbers = {"times": times, "psi": psi, "flip": flip, "most": most}
-    return scaled(delta, _hetero_weight(delta, grad, after, mu, mean, numbers))
-
-
-def hetero_importance(
+def _hetero_weight(
     delta: Params, grad: Params, after: Params, mu: Any, mean: Params, *, times: Any, psi: Any, flip: Any, most: Any
 ) -> Any:
+    gamma = GAMMA.compute(delta, grad, after, mu, most=most)  # `most` bounds gamma_k
+    return _weight(grad, mean, psi * gamma, flip, times=times)
+
+
+@wraps(_hetero_weight)  # an upload needs what its function's arguments name
+def hetero_weighted(delta: Params, *known: Any, **numbers: Any) -> Params:
+    """I_k Delta w_k of (18)."""
+    return scaled(delta, _hetero_weight(delta, *known, **numbers))
+
+
+@wraps(_hetero_weight)
+def hetero_importance(*known: Any, **numbers: Any) -> Any:
     """|I_k| of (18)."""
-    numbers = {"times": times, "psi": psi, "flip": flip, "most": most}
-    return abs(_hetero_weight(delta, grad, after, mu, mean, numbers))
+    return abs(_hetero_weight(*known, **numbers))
 
 
 # a task has its own numbers: `times` in the multiset, and those of the rule
