@@ -54,11 +54,9 @@ class Roster:
         """The present devices, once there are enough of them or the waiting time is over."""
         until = time.monotonic() + self.wait
         members = self.update(mailbox, self.wait)
-
-        def missing() -> bool:
-            return len(members) < self.least or bool(self.awaited - {member.identity for member in members})
-
-        while missing() and (left := until - time.monotonic()) > 0:
+        while len(members) < self.least or self.awaited - {member.identity for member in members}:
+            if (left := until - time.monotonic()) <= 0:
+                break
             time.sleep(min(0.5, left))
             members = self.update(mailbox, left)
         self.awaited = set()  # wait for them only once: a device may never come back
@@ -92,15 +90,20 @@ class Roster:
         self.queries |= {id: (node, now + max(seconds, AGAIN)) for id, node in sent.items()}
         new = {id for id, node in sent.items() if node not in self.met}
         self.met |= set(unseen)
-        self._hear(mailbox)
         for pause in pauses():
+            self._hear(mailbox)
             if not new & set(self.queries) or (left := until - time.monotonic()) <= 0:
                 break
             time.sleep(min(pause, left))
-            self._hear(mailbox)
         if new:
             self.patience = max(0.0, self.patience - (time.monotonic() - now))
-        self._settle()
+        # an identity stays with its node while that is there and claims it; else it goes to the lowest node
+        held = ((k, self.claims.get(node)) for k, node in self.holders.items())
+        self.holders = {k: member.node for k, member in held if member is not None and member.identity == k}
+        for node, member in sorted(self.claims.items()):
+            holder = self.holders.setdefault(member.identity, node)
+            if holder != node:
+                self._refuse(f"node {node} claims to be device {member.identity}, but node {holder} is")
         return sorted(self.claims[node] for node in self.holders.values())
 
     def forget(self, identity: int) -> None:
@@ -117,15 +120,6 @@ class Roster:
                 self.claims[node] = _member(reply, node)
             except ValueError as error:  # it will be asked again
                 self._refuse(f"node {node} does not give its identity: {error}")
-
-    def _settle(self) -> None:
-        """Give each identity to one node: the node that has it, while it is there, else the lowest node."""
-        held = ((k, node) for k, node in self.holders.items() if node in self.claims)
-        self.holders = {k: node for k, node in held if self.claims[node].identity == k}  # its claim may have changed
-        for node, member in sorted(self.claims.items()):
-            holder = self.holders.setdefault(member.identity, node)
-            if holder != node:
-                self._refuse(f"node {node} claims to be device {member.identity}, but node {holder} is")
 
     def _refuse(self, reason: str) -> None:
         if reason not in self.reported:
