@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -22,10 +22,9 @@ from folb.core.upload import DELTA, UPLOADS, Upload
 from folb.errors import InputError
 from folb.flower import local_work, protocol, sent
 from folb.flower.protocol import Arrays, Task
-from folb.flower.sums import SUMS
 from folb.typing import NDArray
 
-KNOWN_UPLOADS: Mapping[str, Upload] = {**UPLOADS, **SUMS, **BOUNDED, DELTA.name: DELTA}
+KNOWN_UPLOADS: Mapping[str, Upload] = {**UPLOADS, **local_work.SUMS, **BOUNDED, DELTA.name: DELTA}
 OwnPart = type[LocalStep] | Upload
 
 
@@ -73,11 +72,15 @@ class Device:
         self, task: Task, params: Arrays, shift: Arrays | None = None, mean: Arrays | None = None
     ) -> tuple[dict[str, Arrays], dict[str, Any]]:
         """The answer to a task: arrays and numbers."""
-        known = Sources(self, task, params, shift, mean)
+        known = self._known(task, params, shift, mean)
         arrays: dict[str, Arrays] = {}
         numbers: dict[str, Any] = {protocol.ROUND: task.round, protocol.SIZE: len(self.y)}
         for name in task.uploads:
             upload = self._part("uploads", name, KNOWN_UPLOADS)
+            if self.loss is None and "loss" in upload.needs:
+                raise InputError("loss", None, "should be a function (params, x, y): the algorithm asks for the loss")
+            if mean is None and "mean" in upload.needs:
+                raise InputError("message", protocol.MEAN, "is missing: the mean of the gradients")
             given = task.numbers_of(name)
             sizes = tuple((key, int(given.pop(key, number))) for key, number in upload.sizes)
             value = replace(upload, numbers={key: np.float32(v) for key, v in given.items()}, sizes=sizes)(known)
@@ -89,6 +92,22 @@ class Device:
                 numbers[name] = float(value)
         return arrays, numbers
 
+    def _known(self, task: Task, params: Arrays, shift: Arrays | None, mean: Arrays | None) -> Known:
+        """The values that uploads are computed from."""
+        data = (self.checked_gradient, self.x, self.y)
+        model, loss = _as_given(params), self.loss or (lambda params, x, y: None)
+        known = Known(
+            params=lambda: params,
+            delta=lambda: local_work.solve(*data, task, self.step(task), params, shift),  # w_k - w^t
+            grad=lambda: local_work.full_gradient(*data, params),  # grad F_k(w^t)
+            after=lambda: local_work.full_gradient(*data, local_work.plus(params, known["delta"])),  # grad F_k(w_k)
+            loss=lambda: np.float32(local_work.full_loss(partial(loss, model), self.x, self.y)),  # F_k(w^t)
+            mu=lambda: np.float32(task.mu),
+            key=lambda: np.array(task.key, np.uint32),
+            mean=lambda: mean,
+        )
+        return known
+
     def _part(self, field: str, name: str, known: Mapping[str, Any]) -> Any:
         """A part by its name: folb's, or the user's own of the same kind."""
         uploads = field == "uploads"
@@ -99,7 +118,6 @@ class Device:
         return known[name]
 
     def step(self, task: Task) -> LocalStep:
-        """The local step of a task, by its name and its settings."""
         kind = self._part("local", task.step, LOCAL_STEPS)
         fixed = {name: _hashable(value) for name, value in json.loads(task.fixed).items()}
         return kind(**fixed, **{name: np.float32(value) for name, value in task.numbers_of("step").items()})
@@ -128,50 +146,15 @@ def _as_sent(value: Any) -> NDArray:
     return array if array.dtype == np.uint8 else array.astype(np.float32, copy=False)
 
 
-class Sources:
-    """The values that uploads are computed from. Each is computed on first use."""
+class Known(dict[str, Any]):
+    """Values by name, each computed on first use."""
 
-    def __init__(self, device: Device, task: Task, params: Arrays, shift: Arrays | None, mean: Arrays | None) -> None:
-        self.device, self.task, self.params, self.shift, self._mean = device, task, params, shift, mean
-        self.mu = np.float32(task.mu)
-        self.key = np.array(task.key, np.uint32)
+    def __init__(self, **compute: Callable[[], Any]) -> None:
+        self.compute = compute
 
-    def __getitem__(self, name: str) -> Any:
-        return getattr(self, name)
-
-    @cached_property
-    def delta(self) -> Arrays:
-        """w_k - w^t."""
-        device, step = self.device, self.device.step(self.task)
-        return local_work.solve(device.checked_gradient, device.x, device.y, self.task, step, self.params, self.shift)
-
-    @cached_property
-    def grad(self) -> Arrays:
-        """grad F_k(w^t)."""
-        return self._gradient(self.params)
-
-    @cached_property
-    def after(self) -> Arrays:
-        """grad F_k(w_k)."""
-        return self._gradient(local_work.plus(self.params, self.delta))
-
-    def _gradient(self, params: Arrays) -> Arrays:
-        return local_work.full_gradient(self.device.checked_gradient, self.device.x, self.device.y, params)
-
-    @cached_property
-    def loss(self) -> Any:
-        """F_k(w^t)."""
-        if (given := self.device.loss) is None:
-            raise InputError("loss", None, "should be a function (params, x, y): the algorithm asks for the loss")
-        params = _as_given(self.params)
-        return np.float32(local_work.full_loss(lambda x, y: given(params, x, y), self.device.x, self.device.y))
-
-    @property
-    def mean(self) -> Arrays:
-        """The mean of the gradients, from the server's message."""
-        if self._mean is None:
-            raise InputError("message", protocol.MEAN, "is missing: the mean of the gradients")
-        return self._mean
+    def __missing__(self, name: str) -> Any:
+        self[name] = value = self.compute[name]()
+        return value
 
 
 def _as_given(params: Arrays) -> Any:

@@ -22,6 +22,7 @@ from folb.core.codec import DOWN, UP
 from folb.core.upload import DELTA, ENCODED
 from folb.core.vector import each
 from folb.flower import protocol
+from folb.flower.local_work import plus
 from folb.flower.protocol import Arrays, Task
 from folb.flower.replies import length
 
@@ -29,7 +30,6 @@ RESIDUAL, ROUND = "folb.residual", "folb.round"  # records of the device's state
 
 
 def model(task: Task, record: ArrayRecord) -> Arrays:
-    """The model of a message."""
     sent = protocol.unpacked(record)
     if not task.down:
         return sent
@@ -46,22 +46,15 @@ def encoded(task: Task, arrays: dict[str, Arrays], state: RecordDict) -> dict[st
     for name in (upload.name for upload in ENCODED if upload.name in arrays):
         full = arrays[name]
         feedback = name == DELTA.name and feeds_back
-        if feedback and (before := _left_out(task, state)) is not None:
-            full = {key: value + before[key] for key, value in full.items()}
+        before: Any = state.metric_records.get(ROUND)  # of this run only if it is earlier
+        if feedback and before is not None and before[protocol.ROUND] < task.round:
+            full = plus(full, protocol.unpacked(state.array_records[RESIDUAL]))
         sent_arrays[name] = codec.encoded(full, words)
         if feedback:
             sent = codec.decoded(sent_arrays[name], words, full, whole=True)
             state[RESIDUAL] = protocol.packed({key: value - sent[key] for key, value in full.items()})
             state[ROUND] = MetricRecord({protocol.ROUND: task.round})
     return sent_arrays
-
-
-def _left_out(task: Task, state: RecordDict) -> Arrays | None:
-    """What the last update of this run left out."""
-    known: Any = state.metric_records.get(ROUND)
-    if known is None or known[protocol.ROUND] >= task.round:
-        return None
-    return protocol.unpacked(state.array_records[RESIDUAL])
 
 
 def private(task: Task, arrays: dict[str, Arrays], numbers: dict[str, Any]) -> tuple[dict[str, Arrays], dict[str, Any]]:

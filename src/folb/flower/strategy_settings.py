@@ -75,8 +75,7 @@ class StrategySettings:
         if not isinstance(algorithm, Algorithm):
             raise InputError("algorithm", algorithm, "should be an Algorithm, such as algorithms.folb()")
         conflicts.check(algorithm, conflicts.FLOWER)
-        self._check_each()
-        self._check_counts(algorithm)
+        self._check(algorithm.selection)
         if algorithm.privacy is not None:
             self._check_private(algorithm)
         system = systems.uniform() if self.system is None else self.system
@@ -98,8 +97,8 @@ class StrategySettings:
         vars(self).update(algorithm=algorithm, guard=guard, system=system, seed=int(self.seed))
         vars(self).update(max_norm=float(self.max_norm))
 
-    def _check_each(self) -> None:
-        """Raise an `InputError` for a setting that is wrong by itself."""
+    def _check(self, how: selection.Selection) -> None:
+        """Raise an `InputError` for a setting that is wrong by itself, and for numbers that do not go together."""
         for one in fields(self):
             within, value = one.metadata.get("within"), getattr(self, one.name)
             if within is not None and not (value is None and one.default is None):
@@ -109,18 +108,14 @@ class StrategySettings:
         choose("judged_by", self.judged_by, [ACCURACY, *([self.judged_by] if is_measure(self.judged_by) else KNOWN)])
         most, end = (1.0, " and at most 1") if measure(self.judged_by).is_share else (SINGLE, "")
         check("target", self.target, *_number(lambda value: 0 < value <= most, f"more than 0{end}")[:2])
-
-    def _check_counts(self, algorithm: Algorithm) -> None:
-        """Raise an `InputError` for numbers of devices that do not go together."""
-        how, share = algorithm.selection, self.fraction_train
-        if share is None:
-            most = how.enough
-            check("min_replies", self.min_replies, (self.min_replies or 1) <= most, f"should be at most K = {most}")
+        if self.fraction_train is None:
+            K, least = how.enough, self.min_replies or 1
+            check("min_replies", self.min_replies, least <= K, f"should be at most K = {K}")
             expected = "needs fraction_train; without it K devices train"
             check("min_train_nodes", self.min_train_nodes, self.min_train_nodes == 1, expected)
         elif how.mean is not None:
             expected = "should be None with select=poisson, whose K says how many join on average"
-            raise InputError("fraction_train", share, expected)
+            raise InputError("fraction_train", self.fraction_train, expected)
 
     def _check_private(self, algorithm: Algorithm) -> None:
         """Raise an `InputError` for settings that would send values without noise, or that epsilon does not cover."""
