@@ -23,17 +23,11 @@ DEADLINE = 60.0  # seconds that a round may take
 SLOW = 180.0  # seconds before the first round and after the last, on a very busy machine
 
 Tell = Callable[[str], None]
+OnStart = Callable[[Path, bool], None]
 
 
 def execute(
-    algorithm: str,
-    rounds: int,
-    nodes: int,
-    *,
-    directory: str | None = None,
-    again: bool = False,
-    on_start: Callable[[Path, bool], None],
-    tell: Tell,
+    algorithm: str, rounds: int, nodes: int, *, directory: str | None, again: bool, on_start: OnStart, tell: Tell
 ) -> RunDirectory:
     """Run or resume the demo, unless its rounds are there already, and return its run directory.
 

@@ -59,14 +59,8 @@ class Process:
     def start(self) -> None:
         """Start it so that the terminal's Ctrl-C does not reach it: it ends with the deployment."""
         with open(self.log, "ab") as log:
-            self.popen = subprocess.Popen(
-                self.command(),
-                env=self.environment,
-                stdin=warden.lifeline(),
-                stdout=log,
-                stderr=subprocess.STDOUT,
-                start_new_session=True,
-            )
+            streams: dict[str, Any] = {"stdin": warden.lifeline(), "stdout": log, "stderr": log}
+            self.popen = subprocess.Popen(self.command(), env=self.environment, start_new_session=True, **streams)
         self.starts += 1
 
     @property
@@ -137,16 +131,13 @@ class Deployment:
 
     def flwr(self, *arguments: str) -> dict[str, Any]:
         """The answer of a Flower command."""
+        command, env, none = (
+            [program("flwr"), *arguments, "--format=json"],
+            self.environment("flwr"),
+            subprocess.DEVNULL,
+        )
         try:
-            done = subprocess.run(
-                [program("flwr"), *arguments, "--format=json"],
-                env=self.environment("flwr"),
-                stdin=subprocess.DEVNULL,
-                capture_output=True,
-                text=True,
-                timeout=START,
-                check=False,
-            )
+            done = subprocess.run(command, env=env, stdin=none, capture_output=True, text=True, timeout=START)
         except subprocess.TimeoutExpired:
             raise InputError("flwr", " ".join(arguments[:2]), f"does not answer within {START:g} seconds") from None
         with contextlib.suppress(ValueError):
@@ -204,7 +195,7 @@ class Deployment:
         for group in ([process for process in here if process is not last], here):
             for process in group:
                 process.popen.terminate()
-            holds(lambda group=group: all(process.code is not None for process in group), STOP)
+            holds(lambda: all(process.code is not None for process in group), STOP)  # noqa: B023  called at once
         for process in here:
             process.popen.kill()
             process.popen.wait()
@@ -263,12 +254,10 @@ def holds(condition: Callable[[], bool], seconds: float) -> bool:
 
 
 def program(name: str) -> str:
-    """The path of a Flower program."""
     return str(Path(sys.executable).with_name(name))
 
 
 def free_port() -> int:
-    """A free port of this machine."""
     with socket.socket() as probe:
         probe.bind((HOST, 0))
         return int(probe.getsockname()[1])

@@ -36,8 +36,7 @@ def command(program: str) -> list[str]:
 @functools.cache
 def lifeline() -> int:
     """The standard input for such a command: a pipe whose other end this process holds until it ends, or is killed."""
-    reading, _ = os.pipe()
-    return reading
+    return os.pipe()[0]
 
 
 def knows_users() -> bool:
@@ -97,9 +96,8 @@ def end_with_the_other_end(pipe: int) -> None:
 def main() -> None:
     """Run the program that the arguments name. Standard input is the pipe; the program gets none."""
     pipe = os.dup(0)
-    nothing = os.open(os.devnull, os.O_RDONLY)
-    os.dup2(nothing, 0)
-    os.close(nothing)
+    with open(os.devnull) as nothing:
+        os.dup2(nothing.fileno(), 0)
     threading.Thread(target=end_with_the_other_end, args=(pipe,), daemon=True).start()
     close_to_others()
     sys.argv = sys.argv[1:]
