@@ -31,15 +31,8 @@ def _demo(options: argparse.Namespace) -> None:
         else:
             options.going = same_command()
 
-    stored = demo.execute(
-        options.algorithm,
-        options.rounds,
-        options.nodes,
-        directory=options.out,
-        again=options.again,
-        on_start=on_start,
-        tell=tell,
-    )
+    asked = (options.algorithm, options.rounds, options.nodes)
+    stored = demo.execute(*asked, directory=options.out, again=options.again, on_start=on_start, tell=tell)
     options.going = None
     tables.show_in_parts(tables.results(stored.runs(), stored.experiment["target"], stored.clock))
     files = "curves.png, results.json, rounds.jsonl, model.npz"

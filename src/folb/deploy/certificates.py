@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import ipaddress
-import os
 from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -17,7 +16,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat, PublicFormat
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
-CA, CERTIFICATE, KEY = "ca.crt", "server.pem", "server.key"
+from folb.deploy.superlink import CA, CERTIFICATE, KEY
 
 
 def certificates(home: Path, hosts: Sequence[str], days: int = 365) -> None:
@@ -29,36 +28,32 @@ def certificates(home: Path, hosts: Sequence[str], days: int = 365) -> None:
     authority, server = ec.generate_private_key(ec.SECP384R1()), ec.generate_private_key(ec.SECP384R1())
     issuer = _named("folb certificate authority")
 
-    def certificate(subject: x509.Name, key: ec.EllipticCurvePublicKey) -> x509.CertificateBuilder:
-        return (
+    def signed(
+        subject: x509.Name, key: ec.EllipticCurvePrivateKey, *extensions: tuple[x509.ExtensionType, bool]
+    ) -> bytes:
+        made = (
             x509.CertificateBuilder()
             .issuer_name(issuer)
             .subject_name(subject)
-            .public_key(key)
+            .public_key(key.public_key())
             .serial_number(x509.random_serial_number())
             .not_valid_before(now - timedelta(minutes=5))  # clocks differ
             .not_valid_after(now + timedelta(days=days))
         )
+        for extension, critical in extensions:
+            made = made.add_extension(extension, critical)
+        return made.sign(authority, hashes.SHA384()).public_bytes(Encoding.PEM)
 
     usage = x509.KeyUsage(False, False, False, False, False, True, True, False, False)  # signs certificates and lists
-    root = (
-        certificate(issuer, authority.public_key())
-        .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
-        .add_extension(usage, critical=True)
-        .add_extension(x509.SubjectKeyIdentifier.from_public_key(authority.public_key()), critical=False)
-        .sign(authority, hashes.SHA384())
-    )
-    leaf = (
-        certificate(_named(hosts[0]), server.public_key())
-        .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
-        .add_extension(x509.SubjectAlternativeName([_alternative(host) for host in hosts]), critical=False)
-        .add_extension(x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH]), critical=False)
-        .add_extension(x509.AuthorityKeyIdentifier.from_issuer_public_key(authority.public_key()), critical=False)
-        .sign(authority, hashes.SHA384())
-    )
+    identifier = x509.SubjectKeyIdentifier.from_public_key(authority.public_key())
+    root = signed(issuer, authority, (x509.BasicConstraints(True, 0), True), (usage, True), (identifier, False))
+    names = x509.SubjectAlternativeName([_alternative(host) for host in hosts])
+    serves = x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH])
+    by = x509.AuthorityKeyIdentifier.from_issuer_public_key(authority.public_key())
+    own = ((x509.BasicConstraints(False, None), True), (names, False), (serves, False), (by, False))
     home.mkdir(parents=True, exist_ok=True)
-    (home / CA).write_bytes(root.public_bytes(Encoding.PEM))
-    (home / CERTIFICATE).write_bytes(leaf.public_bytes(Encoding.PEM))
+    (home / CA).write_bytes(root)
+    (home / CERTIFICATE).write_bytes(signed(_named(hosts[0]), server, *own))
     _keep(home / KEY, server.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption()))
 
 
@@ -83,6 +78,5 @@ def _alternative(host: str) -> x509.GeneralName:
 
 def _keep(path: Path, secret: bytes) -> None:
     """Write a file that only its owner may read."""
-    handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-    with os.fdopen(handle, "wb") as file:
-        file.write(secret)
+    path.touch(0o600)
+    path.write_bytes(secret)

@@ -27,61 +27,36 @@ OnStart = Callable[[Path, bool], None]
 
 
 def execute(
-    algorithm: str,
-    rounds: int,
-    nodes: int,
-    *,
-    directory: str | None = None,
-    again: bool = False,
-    on_start: OnStart,
-    tell: Tell,
+    algorithm: str, rounds: int, nodes: int, *, directory: str | None, again: bool, on_start: OnStart, tell: Tell
 ) -> RunDirectory:
     """Run or resume the demo, unless its rounds are there already, and return its run directory.
 
     `on_start` gets the directory and whether it is finished. `tell` gets a line for each event.
     """
-    check(algorithm, rounds, nodes)
-    path = Path(directory) if directory else place(algorithm, nodes)
+    choose("algorithm", algorithm, ALGORITHMS)
+    check_whole("rounds", rounds, 1, 10**6)
+    check_whole("nodes", nodes, 1, 64)
+    check_installed()
+    path = Path(directory) if directory else store.home() / f"deploy-{algorithm}-{nodes}"
     check_free(path)
     if again and store.is_run(path):
         store.remove(path)
     done = finished(path, rounds)
-    if not done:
-        check_place(path)
+    if not done and not store.is_run(path):  # checked before Flower is started
+        atomic.directory(path)
+        store.check_own(path, again=False)
+    elif not done and not store.read(path).deployed:
+        raise InputError("out", str(path), "holds a run of the simulator; choose another directory")
     on_start(path, done)
     if not done:
         perform(path, algorithm, rounds, nodes, tell)
     return store.read(path)
 
 
-def check(algorithm: str, rounds: int, nodes: int) -> None:
-    """Raise an `InputError` unless the options are valid and Flower is installed."""
-    choose("algorithm", algorithm, ALGORITHMS)
-    check_whole("rounds", rounds, 1, 10**6)
-    check_whole("nodes", nodes, 1, 64)
-    check_installed()
-
-
-def place(algorithm: str, nodes: int) -> Path:
-    """The default run directory."""
-    return store.home() / f"deploy-{algorithm}-{nodes}"
-
-
-def check_place(path: Path) -> None:
-    """Raise an `InputError` unless the run can be kept there. This is checked before Flower is started."""
-    if store.is_run(path):
-        if not store.read(path).deployed:
-            raise InputError("out", str(path), "holds a run of the simulator; choose another directory")
-        return
-    atomic.directory(path)
-    store.check_own(path, again=False)
-
-
 def finished(path: Path, rounds: int) -> bool:
     """Whether the run directory has at least this many rounds."""
-    if not store.is_run(path) or store.read(path).state != "finished":
-        return False
-    return len(store.read(path).rounds()[0]) >= rounds
+    run = store.read(path) if store.is_run(path) else None
+    return run is not None and run.state == "finished" and len(run.rounds()[0]) >= rounds
 
 
 def perform(path: Path, algorithm: str, rounds: int, nodes: int, tell: Tell) -> None:
@@ -94,7 +69,10 @@ def perform(path: Path, algorithm: str, rounds: int, nodes: int, tell: Tell) -> 
     try:
         with running(home, nodes) as deployment:
             try:
-                _gather(deployment, nodes)
+                if not holds(lambda: deployment.online() >= nodes, START):
+                    kept = [(name, process) for name, process in deployment.processes.items() if process.kept]
+                    ends = "; ".join(f"{name}: {process.tail(4)}" for name, process in kept)
+                    raise InputError("nodes", nodes, f"did not all join; their logs end: {ends}")
                 joined = f"{nodes} SuperNodes have joined" if nodes > 1 else "1 SuperNode has joined"
                 tell(f"{joined} the SuperLink, at {HOST}:{deployment.port}")
                 _follow(deployment, path, config | {"deadline": DEADLINE, "directory": str(path.resolve())}, tell)
@@ -107,13 +85,6 @@ def perform(path: Path, algorithm: str, rounds: int, nodes: int, tell: Tell) -> 
         tell(f"it failed; Flower's logs are in {home}")
         raise
     shutil.rmtree(home, ignore_errors=True)
-
-
-def _gather(deployment: Deployment, nodes: int) -> None:
-    """Wait until all nodes are there."""
-    if not holds(lambda: deployment.online() >= nodes, START):
-        ends = [f"{name}: {process.tail(4)}" for name, process in deployment.processes.items() if process.kept]
-        raise InputError("nodes", nodes, f"did not all join; their logs end: {'; '.join(ends)}")
 
 
 def _follow(deployment: Deployment, path: Path, config: dict[str, Any], tell: Tell) -> None:
@@ -142,10 +113,8 @@ def _follow(deployment: Deployment, path: Path, config: dict[str, Any], tell: Te
 def _told(line: dict[str, Any], rounds: int) -> str:
     count = len(line.get("devices", []))
     accuracy, loss = line.get("test_accuracy"), line.get("train_loss")
-    measured = f"; test accuracy {100 * accuracy:.1f} %" if accuracy is not None else ""
-    measured += f", training loss {loss:.3f}" if loss is not None else ""
-    without = f"; abandoned: {line['abandoned']}" if "abandoned" in line else ""
-    return (
-        f"round {line['round']} of {rounds}: {count - line['lost']} of {count} devices replied, "
-        f"{line['seconds']:.1f} s{measured}{without}"
-    )
+    told = f"round {line['round']} of {rounds}: {count - line['lost']} of {count} devices replied"
+    told += f", {line['seconds']:.1f} s"
+    told += f"; test accuracy {100 * accuracy:.1f} %" if accuracy is not None else ""
+    told += f", training loss {loss:.3f}" if loss is not None else ""
+    return told + (f"; abandoned: {line['abandoned']}" if "abandoned" in line else "")

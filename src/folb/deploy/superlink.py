@@ -21,7 +21,6 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -31,6 +30,7 @@ from folb.errors import InputError
 
 HOST = "127.0.0.1"
 CONNECTION = "deploy"  # the SuperLink's name in Flower's config.toml
+CA, CERTIFICATE, KEY = "ca.crt", "server.pem", "server.key"
 
 # keep Flower from sending telemetry and from installing anything
 QUIET = {
@@ -59,14 +59,8 @@ class Process:
     def start(self) -> None:
         """Start it so that the terminal's Ctrl-C does not reach it: it ends with the deployment."""
         with open(self.log, "ab") as log:
-            self.popen = subprocess.Popen(
-                self.command(),
-                env=self.environment,
-                stdin=warden.lifeline(),
-                stdout=log,
-                stderr=subprocess.STDOUT,
-                start_new_session=True,
-            )
+            streams: dict[str, Any] = {"stdin": warden.lifeline(), "stdout": log, "stderr": log}
+            self.popen = subprocess.Popen(self.command(), env=self.environment, start_new_session=True, **streams)
         self.starts += 1
 
     @property
@@ -87,7 +81,6 @@ class Deployment:
     home: Path
     port: int
     processes: dict[str, Process] = field(default_factory=dict)
-    orphans: list[Known] = field(default_factory=list)  # children of processes that were killed
     ending: threading.Event = field(default_factory=threading.Event)
     lock: threading.Lock = field(default_factory=threading.Lock)
 
@@ -106,12 +99,12 @@ class Deployment:
 
     def superlink(self, *options: str) -> Process:
         """Start the SuperLink with the database of an earlier one, if any, and wait until it answers."""
-        kill_all(self.orphans)  # as systemd does: the old ServerApp would keep the run directory
+        kill_all(self.home / "superlink")  # as systemd does: an old ServerApp would keep the run directory
         check_free(self.port)
+        files = {"ssl-ca-certfile": CA, "ssl-certfile": CERTIFICATE, "ssl-keyfile": KEY, "database": "superlink.db"}
         command = [*warden.command(program("flower-superlink")), f"--host={HOST}", f"--port={self.port}"]
-        command += [f"--ssl-ca-certfile={self.home / 'ca.crt'}", f"--ssl-certfile={self.home / 'server.pem'}"]
-        command += [f"--ssl-keyfile={self.home / 'server.key'}", "--enable-supernode-auth"]
-        command += [f"--database={self.home / 'superlink.db'}", "--disable-runtime-dependency-installation", *options]
+        command += [f"--{option}={self.home / name}" for option, name in files.items()]
+        command += ["--enable-supernode-auth", "--disable-runtime-dependency-installation", *options]
         process = self.start("superlink", lambda: command)
         if not holds(lambda: process.code is not None or self.healthy(), START) or process.code is not None:
             raise InputError("superlink", process.code, f"did not start; its log ends: {process.tail()}")
@@ -119,7 +112,7 @@ class Deployment:
 
     def healthy(self) -> bool:
         """Whether the SuperLink answers with the right certificate."""
-        known = ssl.create_default_context(cafile=self.home / "ca.crt")
+        known = ssl.create_default_context(cafile=self.home / CA)
         connection = http.client.HTTPSConnection(HOST, self.port, timeout=5, context=known)
         with contextlib.suppress(OSError, http.client.HTTPException), contextlib.closing(connection):
             connection.request("GET", "/health")
@@ -138,16 +131,13 @@ class Deployment:
 
     def flwr(self, *arguments: str) -> dict[str, Any]:
         """The answer of a Flower command."""
+        command, env, none = (
+            [program("flwr"), *arguments, "--format=json"],
+            self.environment("flwr"),
+            subprocess.DEVNULL,
+        )
         try:
-            done = subprocess.run(
-                [program("flwr"), *arguments, "--format=json"],
-                env=self.environment("flwr"),
-                stdin=subprocess.DEVNULL,
-                capture_output=True,
-                text=True,
-                timeout=START,
-                check=False,
-            )
+            done = subprocess.run(command, env=env, stdin=none, capture_output=True, text=True, timeout=START)
         except subprocess.TimeoutExpired:
             raise InputError("flwr", " ".join(arguments[:2]), f"does not answer within {START:g} seconds") from None
         with contextlib.suppress(ValueError):
@@ -161,20 +151,14 @@ class Deployment:
 
         def command() -> list[str]:
             own = [f"--host={HOST}", f"--port={free_port()}"]  # of its Runtime API, chosen again at each start
-            return [
-                *warden.command(program("flower-supernode")),
-                f"--superlink={HOST}:{self.port}",
-                *own,
-                *options,
-                "--node-config",
-                config,
-            ]
+            own += [f"--superlink={HOST}:{self.port}", *options, "--node-config", config]
+            return [*warden.command(program("flower-supernode")), *own]
 
         return self.start(name, command, kept=True)
 
     def credentials(self, name: str) -> tuple[str, str]:
         """The options that admit a node with a registered key."""
-        return f"--root-certificates={self.home / 'ca.crt'}", f"--auth-supernode-private-key={self.home / name}.key"
+        return f"--root-certificates={self.home / CA}", f"--auth-supernode-private-key={self.home / name}.key"
 
     def run(self, app: Path, config: Mapping[str, object], *options: str) -> Process:
         """Submit an app; the process writes the run's log, and ends with the run."""
@@ -183,18 +167,10 @@ class Deployment:
         command += [f"--run-config={settings}", *options]
         return self.start(f"run{len(self.processes)}", lambda: command, role="flwr")
 
-    def connection(self) -> str:
-        """Flower's config.toml."""
-        about = {"address": f"{HOST}:{self.port}", "root-certificates": str(self.home / "ca.crt")}
-        lines = [f"{key} = {json.dumps(value)}" for key, value in about.items()]
-        return "\n".join(["[superlink]", f'default = "{CONNECTION}"', "", f"[superlink.{CONNECTION}]", *lines, ""])
-
     def kill(self, name: str) -> None:
         """Kill a process at once. A node is started again."""
-        process = self.processes[name]
-        self.orphans += descendants(process.popen.pid)
-        process.popen.kill()
-        process.popen.wait()
+        self.processes[name].popen.kill()
+        self.processes[name].popen.wait()
 
     def keep(self) -> None:
         """Start ended nodes again until the deployment ends, like the restart policy of a real one.
@@ -203,11 +179,11 @@ class Deployment:
         """
         while not self.ending.wait(0.2):
             with self.lock:
-                for process in [] if self.ending.is_set() else self.processes.values():
+                for name, process in {} if self.ending.is_set() else self.processes.items():
                     if process.code is None:
                         process.due = time.monotonic() + PAUSE
                     elif process.kept and time.monotonic() >= process.due:
-                        kill_all(self.orphans)
+                        kill_all(self.home / name)
                         process.start()
 
     def end(self) -> None:
@@ -219,17 +195,13 @@ class Deployment:
         for group in ([process for process in here if process is not last], here):
             for process in group:
                 process.popen.terminate()
-            holds(partial(ended, group), STOP)
+            holds(lambda: all(process.code is not None for process in group), STOP)  # noqa: B023  called at once
         for process in here:
             process.popen.kill()
             process.popen.wait()
         # Flower's children end when they see that their parent has ended; a child may also have started just now
-        holds(lambda: not self.living(), STOP)
-        holds(lambda: not kill_all(self.living()), STOP)
-
-    def living(self) -> list[Known]:
-        """The processes of this deployment that run, whoever started them. Without /proc, none are found."""
-        return list(filter(alive, self.orphans + with_environment(f"FLWR_HOME={self.home}{os.sep}")))
+        holds(lambda: not living(self.home), STOP)
+        holds(lambda: not kill_all(self.home), STOP)
 
 
 @contextlib.contextmanager
@@ -242,10 +214,11 @@ def running(home: Path, nodes: int = 4, port: int = 0, *options: str) -> Iterato
     from folb.deploy.certificates import certificates, node_key
 
     deployment = Deployment(home, port or free_port())
-    check_free(deployment.port)
     certificates(home, [HOST, "localhost"])
     (home / "flwr").mkdir()
-    (home / "flwr" / "config.toml").write_text(deployment.connection())
+    lines = ["[superlink]", f'default = "{CONNECTION}"', "", f"[superlink.{CONNECTION}]"]
+    lines += [f'address = "{HOST}:{deployment.port}"', f"root-certificates = {json.dumps(str(home / CA))}", ""]
+    (home / "flwr" / "config.toml").write_text("\n".join(lines))
     names = [f"node{i}" for i in range(nodes)]
     for name in names:
         node_key(home / f"{name}.key")
@@ -272,11 +245,6 @@ def check_installed() -> None:
         raise InputError("deploy", "jax", "is not installed, and the server needs it: pip install 'folb[flower]'")
 
 
-def ended(processes: Sequence[Process]) -> bool:
-    """Whether all of them have ended."""
-    return all(process.code is not None for process in processes)
-
-
 def holds(condition: Callable[[], bool], seconds: float) -> bool:
     """Wait at most `seconds` for a condition, and return whether it holds."""
     until = time.monotonic() + seconds
@@ -286,12 +254,10 @@ def holds(condition: Callable[[], bool], seconds: float) -> bool:
 
 
 def program(name: str) -> str:
-    """The path of a Flower program, next to Python."""
     return str(Path(sys.executable).with_name(name))
 
 
 def free_port() -> int:
-    """A free port of this machine."""
     with socket.socket() as probe:
         probe.bind((HOST, 0))
         return int(probe.getsockname()[1])
@@ -308,65 +274,34 @@ def check_free(port: int) -> None:
             raise InputError("port", port, f"should be a free port, or 0 for any: {reason}") from error
 
 
-Known = tuple[int, str]
-"""A process: its id and its start time, which tells it from a later process with the same id."""
-
-
-def descendants(pid: int) -> list[Known]:
-    """The children of a process, their children, and so on. Without /proc, none are found."""
-    parents = {}
+def living(home: Path) -> list[int]:
+    """The processes that run, whoever started them, with a FLWR_HOME that is `home` or in it. Without /proc, none."""
+    there = []
     for path in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError):
-            fields = (path / "stat").read_text().rpartition(")")[2].split()
-            parents[int(path.name), fields[19]] = int(fields[1])
-    descendants: list[Known] = []
-    generation = {pid}
-    while generation:
-        born = [child for child, parent in parents.items() if parent in generation]
-        descendants += born
-        generation = {child for child, _ in born}
-    return descendants
+            own = [one for one in (path / "environ").read_bytes().split(b"\0") if one.startswith(b"FLWR_HOME=")]
+            if own and Path(os.fsdecode(own[0]).partition("=")[2]).is_relative_to(home):
+                there.append(int(path.name))
+    return there
 
 
-def alive(child: Known) -> bool:
-    """Whether exactly this process runs, and is not a zombie."""
-    with contextlib.suppress(OSError):
-        fields = Path(f"/proc/{child[0]}/stat").read_text().rpartition(")")[2].split()
-        return fields[19] == child[1] and fields[0] != "Z"
-    return False
-
-
-def with_environment(beginning: str) -> list[Known]:
-    """The processes with an environment variable that begins so."""
-    processes = []
-    for path in Path("/proc").glob("[0-9]*"):
-        with contextlib.suppress(OSError):
-            if any(value.startswith(os.fsencode(beginning)) for value in (path / "environ").read_bytes().split(b"\0")):
-                processes.append((int(path.name), (path / "stat").read_text().rpartition(")")[2].split()[19]))
-    return processes
-
-
-def kill_all(children: Sequence[Known]) -> list[Known]:
-    """Kill the processes that still run, and return them."""
-    here = list(filter(alive, children))
-    for pid, _ in here:
+def kill_all(home: Path) -> list[int]:
+    """Kill the processes that are `living`, and return them."""
+    there = living(home)
+    for pid in there:
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
-    return here
+    return there
 
 
-@contextlib.contextmanager
-def ended_by_signals() -> Iterator[None]:
+def ended_by_signals() -> contextlib.AbstractContextManager[None]:
     """In this context, SIGTERM and SIGHUP act like Ctrl-C."""
-    with handling({signal.SIGTERM: signal.default_int_handler, signal.SIGHUP: signal.default_int_handler}):
-        yield
+    return handling(dict.fromkeys((signal.SIGTERM, signal.SIGHUP), signal.default_int_handler))
 
 
-@contextlib.contextmanager
-def deaf() -> Iterator[None]:
+def deaf() -> contextlib.AbstractContextManager[None]:
     """In this context no signal interrupts; its work must take a bounded time."""
-    with handling(dict.fromkeys((signal.SIGINT, signal.SIGTERM, signal.SIGHUP), signal.SIG_IGN)):
-        yield
+    return handling(dict.fromkeys((signal.SIGINT, signal.SIGTERM, signal.SIGHUP), signal.SIG_IGN))
 
 
 @contextlib.contextmanager

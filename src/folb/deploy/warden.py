@@ -20,15 +20,12 @@ import struct
 import sys
 import threading
 import time
-from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
 TABLE = Path("/proc/net/tcp")  # of Linux
 ESTABLISHED = "01"
 STOP = 10.0  # seconds in which a program may end by itself
-
-App = Callable[..., Awaitable[None]]
 
 
 def command(program: str) -> list[str]:
@@ -39,8 +36,7 @@ def command(program: str) -> list[str]:
 @functools.cache
 def lifeline() -> int:
     """The standard input for such a command: a pipe whose other end this process holds until it ends, or is killed."""
-    reading, _ = os.pipe()
-    return reading
+    return os.pipe()[0]
 
 
 def knows_users() -> bool:
@@ -53,34 +49,17 @@ def is_own(table: str, client: tuple[str, int], server: tuple[str, int], user: i
 
     The table names root as the user of a connection that its client has closed, so only an open one counts.
     """
-    ends = [_end(*client), _end(*server)]
+    # the table has addresses as they lie in memory
+    ends = [f"{struct.unpack('=I', socket.inet_aton(host))[0]:08X}:{port:04X}" for host, port in (client, server)]
     rows = [line.split() for line in table.splitlines()[1:]]
     return any(row[1:3] == ends and row[3] == ESTABLISHED and int(row[7]) == user and row[9] != "0" for row in rows)
 
 
-def _end(host: str, port: int) -> str:
-    """An address as the table has it."""
-    (number,) = struct.unpack("=I", socket.inet_aton(host))
-    return f"{number:08X}:{port:04X}"
-
-
-def own_user_only(app: App) -> App:
-    """The same server, closed to other users."""
-
-    async def answer(scope: Any, receive: Any, send: Any) -> None:
-        if scope["type"] == "lifespan" or _admitted(scope.get("client"), scope.get("server")):
-            return await app(scope, receive, send)
-        await send({"type": "http.response.start", "status": 403, "headers": [(b"content-type", b"text/plain")]})
-        await send({"type": "http.response.body", "body": b"only for the user who started it\n"})
-
-    return answer
-
-
-def _admitted(client: Any, server: Any) -> bool:
-    if not knows_users():
+def _admitted(scope: Any) -> bool:
+    if scope["type"] == "lifespan" or not knows_users():
         return True
     with contextlib.suppress(OSError, ValueError, TypeError):
-        return is_own(TABLE.read_text(), tuple(client), tuple(server), os.getuid())
+        return is_own(TABLE.read_text(), tuple(scope.get("client")), tuple(scope.get("server")), os.getuid())
     return False
 
 
@@ -92,7 +71,15 @@ def close_to_others() -> None:
 
     def loaded(self: Any) -> None:
         load(self)
-        self.loaded_app = own_user_only(self.loaded_app)
+        app = self.loaded_app
+
+        async def answer(scope: Any, receive: Any, send: Any) -> None:
+            if _admitted(scope):
+                return await app(scope, receive, send)
+            await send({"type": "http.response.start", "status": 403, "headers": [(b"content-type", b"text/plain")]})
+            await send({"type": "http.response.body", "body": b"only for the user who started it\n"})
+
+        self.loaded_app = answer
 
     uvicorn.Config.load = loaded  # type: ignore[method-assign]
 
@@ -109,9 +96,8 @@ def end_with_the_other_end(pipe: int) -> None:
 def main() -> None:
     """Run the program that the arguments name. Standard input is the pipe; the program gets none."""
     pipe = os.dup(0)
-    nothing = os.open(os.devnull, os.O_RDONLY)
-    os.dup2(nothing, 0)
-    os.close(nothing)
+    with open(os.devnull) as nothing:
+        os.dup2(nothing.fileno(), 0)
     threading.Thread(target=end_with_the_other_end, args=(pipe,), daemon=True).start()
     close_to_others()
     sys.argv = sys.argv[1:]

@@ -17,15 +17,8 @@ if TYPE_CHECKING:
     from folb.flower.strategy import FederatedStrategy as FederatedStrategy
     from folb.flower.two_phase import TwoPhaseStrategy as TwoPhaseStrategy
 
-_HOME = {
-    "Device": "device",
-    "FederatedStrategy": "strategy",
-    "TwoPhaseStrategy": "two_phase",
-    "arrays": "protocol",
-    "client_app": "device",
-    "from_jax": "device",
-    "from_torch": "device",
-}
+_HOME = dict.fromkeys(("Device", "client_app", "from_jax", "from_torch"), "device")
+_HOME |= {"FederatedStrategy": "strategy", "TwoPhaseStrategy": "two_phase", "arrays": "protocol"}
 
 __all__ = sorted(_HOME)
 

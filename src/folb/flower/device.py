@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from functools import cached_property
-from typing import Any, TypeVar
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Any
 
 import numpy as np
 from flwr.app import Context, Message, MetricRecord, RecordDict
@@ -22,10 +22,9 @@ from folb.core.upload import DELTA, UPLOADS, Upload
 from folb.errors import InputError
 from folb.flower import local_work, protocol, sent
 from folb.flower.protocol import Arrays, Task
-from folb.flower.sums import SUMS
 from folb.typing import NDArray
 
-KNOWN_UPLOADS: Mapping[str, Upload] = {**UPLOADS, **SUMS, **BOUNDED, DELTA.name: DELTA}
+KNOWN_UPLOADS: Mapping[str, Upload] = {**UPLOADS, **local_work.SUMS, **BOUNDED, DELTA.name: DELTA}
 OwnPart = type[LocalStep] | Upload
 
 
@@ -50,6 +49,7 @@ class Device:
     evaluate: Callable[[Any], Mapping[str, float]] | None = None
     loss: Callable[[Any, Any, Any], Any] | None = None
     parts: Sequence[OwnPart] = ()
+    own: Mapping[str, OwnPart] = field(init=False, repr=False)  # the parts by name
 
     def __post_init__(self) -> None:
         """Turn lists into arrays, which rows can index."""
@@ -57,25 +57,30 @@ class Device:
             if isinstance(getattr(self, name), list | tuple):
                 object.__setattr__(self, name, np.asarray(getattr(self, name)))
         known: dict[str, OwnPart] = {**LOCAL_STEPS, **KNOWN_UPLOADS}
-        names: set[str] = set()
+        own: dict[str, OwnPart] = {}
         for part in self.parts:
             if not (isinstance(part, Upload) or (isinstance(part, type) and issubclass(part, LocalStep))):
                 raise InputError("parts", part, "should be classes of folb.LocalStep, and folb.Uploads")
-            name = _name(part)
-            if name in names or known.get(name, part) != part:
+            name = name_of(part) if isinstance(part, type) else part.name
+            if name in own or known.get(name, part) != part:
                 expected = "should be a name that no other part has: a device finds its parts by their names"
                 raise InputError("parts", name, expected)
-            names.add(name)
+            own[name] = part
+        object.__setattr__(self, "own", own)
 
     def answer(
         self, task: Task, params: Arrays, shift: Arrays | None = None, mean: Arrays | None = None
     ) -> tuple[dict[str, Arrays], dict[str, Any]]:
         """The answer to a task: arrays and numbers."""
-        known = Sources(self, task, params, shift, mean)
+        known = self._known(task, params, shift, mean)
         arrays: dict[str, Arrays] = {}
         numbers: dict[str, Any] = {protocol.ROUND: task.round, protocol.SIZE: len(self.y)}
         for name in task.uploads:
-            upload = self._upload(name)
+            upload = self._part("uploads", name, KNOWN_UPLOADS)
+            if self.loss is None and "loss" in upload.needs:
+                raise InputError("loss", None, "should be a function (params, x, y): the algorithm asks for the loss")
+            if mean is None and "mean" in upload.needs:
+                raise InputError("message", protocol.MEAN, "is missing: the mean of the gradients")
             given = task.numbers_of(name)
             sizes = tuple((key, int(given.pop(key, number))) for key, number in upload.sizes)
             value = replace(upload, numbers={key: np.float32(v) for key, v in given.items()}, sizes=sizes)(known)
@@ -87,14 +92,33 @@ class Device:
                 numbers[name] = float(value)
         return arrays, numbers
 
-    def _upload(self, name: str) -> Upload:
-        own = {part.name: part for part in self.parts if isinstance(part, Upload)}
-        return _known("uploads", name, {**own, **KNOWN_UPLOADS})
+    def _known(self, task: Task, params: Arrays, shift: Arrays | None, mean: Arrays | None) -> Known:
+        """The values that uploads are computed from."""
+        data = (self.checked_gradient, self.x, self.y)
+        model, loss = _as_given(params), self.loss or (lambda params, x, y: None)
+        known = Known(
+            params=lambda: params,
+            delta=lambda: local_work.solve(*data, task, self.step(task), params, shift),  # w_k - w^t
+            grad=lambda: local_work.full_gradient(*data, params),  # grad F_k(w^t)
+            after=lambda: local_work.full_gradient(*data, local_work.plus(params, known["delta"])),  # grad F_k(w_k)
+            loss=lambda: np.float32(local_work.full_loss(partial(loss, model), self.x, self.y)),  # F_k(w^t)
+            mu=lambda: np.float32(task.mu),
+            key=lambda: np.array(task.key, np.uint32),
+            mean=lambda: mean,
+        )
+        return known
+
+    def _part(self, field: str, name: str, known: Mapping[str, Any]) -> Any:
+        """A part by its name: folb's, or the user's own of the same kind."""
+        uploads = field == "uploads"
+        known = {**known, **{key: part for key, part in self.own.items() if isinstance(part, Upload) == uploads}}
+        if name not in known:
+            expected = f"this device knows {', '.join(known)}; give it others with Device(parts=[...])"
+            raise InputError(field, name, expected)
+        return known[name]
 
     def step(self, task: Task) -> LocalStep:
-        """The local step of a task, by its name and its settings."""
-        own = {_name(part): part for part in self.parts if not isinstance(part, Upload)}
-        kind = _known("local", task.step, LOCAL_STEPS | own)
+        kind = self._part("local", task.step, LOCAL_STEPS)
         fixed = {name: _hashable(value) for name, value in json.loads(task.fixed).items()}
         return kind(**fixed, **{name: np.float32(value) for name, value in task.numbers_of("step").items()})
 
@@ -111,10 +135,6 @@ class Device:
         return grad
 
 
-def _name(part: OwnPart) -> str:
-    return name_of(part) if isinstance(part, type) else part.name
-
-
 def _hashable(value: Any) -> Any:
     """A setting as it was before it was JSON, which has no tuples."""
     return tuple(map(_hashable, value)) if isinstance(value, list) else value
@@ -126,62 +146,15 @@ def _as_sent(value: Any) -> NDArray:
     return array if array.dtype == np.uint8 else array.astype(np.float32, copy=False)
 
 
-Part = TypeVar("Part")
+class Known(dict[str, Any]):
+    """Values by name, each computed on first use."""
 
+    def __init__(self, **compute: Callable[[], Any]) -> None:
+        self.compute = compute
 
-def _known(field: str, name: str, parts: Mapping[str, Part]) -> Part:
-    if name not in parts:
-        raise InputError(field, name, f"this device knows {', '.join(parts)}; give it others with Device(parts=[...])")
-    return parts[name]
-
-
-class Sources:
-    """The values that uploads are computed from. Each is computed on first use."""
-
-    def __init__(self, device: Device, task: Task, params: Arrays, shift: Arrays | None, mean: Arrays | None) -> None:
-        self.device, self.task, self.params, self.shift, self._mean = device, task, params, shift, mean
-        self.mu = np.float32(task.mu)
-        self.key = np.array(task.key, np.uint32)
-
-    def __getitem__(self, name: str) -> Any:
-        return getattr(self, name)
-
-    @cached_property
-    def delta(self) -> Arrays:
-        """w_k - w^t."""
-        device, step = self.device, self.device.step(self.task)
-        return local_work.solve(device.checked_gradient, device.x, device.y, self.task, step, self.params, self.shift)
-
-    @cached_property
-    def grad(self) -> Arrays:
-        """grad F_k(w^t)."""
-        return self._gradient(self.params)
-
-    @cached_property
-    def after(self) -> Arrays:
-        """grad F_k(w_k)."""
-        return self._gradient({name: value + self.delta[name] for name, value in self.params.items()})
-
-    def _gradient(self, params: Arrays) -> Arrays:
-        return local_work.full_gradient(self.device.checked_gradient, self.device.x, self.device.y, params)
-
-    @cached_property
-    def loss(self) -> Any:
-        """F_k(w^t)."""
-        device = self.device
-        if device.loss is None:
-            raise InputError("loss", None, "should be a function (params, x, y): the algorithm asks for the loss")
-        given = device.loss
-        return np.float32(
-            local_work.full_loss(lambda params, x, y: given(_as_given(params), x, y), device.x, device.y, self.params)
-        )
-
-    @property
-    def mean(self) -> Arrays:
-        """The mean of the gradients, from the server's message."""
-        if self._mean is None:
-            raise InputError("message", protocol.MEAN, "is missing: the mean of the gradients")
-        return self._mean
+    def __missing__(self, name: str) -> Any:
+        self[name] = value = self.compute[name]()
+        return value
 
 
 def _as_given(params: Arrays) -> Any:

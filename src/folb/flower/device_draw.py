@@ -8,6 +8,7 @@ import secrets
 import time
 from collections import Counter
 from collections.abc import Container, Iterable, Mapping, Sequence
+from statistics import median_low
 from typing import Any
 
 import jax
@@ -90,14 +91,12 @@ def _meet(opened: OpenRound, settings: StrategySettings, remembered: Remembered,
     how = opened.algorithm.selection
     first, K = how.first, how.K
     assert first is not None
-    task = opened.questions.plain(first)
-    replies = opened.exchange(mailbox, {member.identity: task for member in opened.members})
+    replies = opened.exchange(mailbox, dict.fromkeys((one.identity for one in opened.members), opened.plain(first)))
     there = sorted(replies)
     if len(there) < max(settings.min_replies or 1, K):
         opened.abandoned = f"{len(there)} devices answered before the first round, and K are needed"
         return
-    form = opened.questions.forms[first.name]
-    answers = stacked_upload(first, form, [replies[identity] for identity in there])
+    answers = stacked_upload(first, opened.forms[first.name], [replies[identity] for identity in there])
     known = jax.tree.map(np.asarray, how.sampling.remember(answers, K))
     new = remembered.stacked(there)
     tree.check_like("select: first: what `remember` returns", known, new[1])
@@ -116,8 +115,7 @@ def _survey(
     upload = how.survey
     if upload is None:
         return None
-    task = opened.questions.plain(upload)
-    replies = opened.exchange(mailbox, {member.identity: task for member in members})
+    replies = opened.exchange(mailbox, dict.fromkeys((member.identity for member in members), opened.plain(upload)))
     if len(replies) < least:
         opened.abandoned = f"{len(replies)} devices answered the survey, but {least} are needed"
     there = [replies.get(member.identity) for member in members]
@@ -127,8 +125,7 @@ def _survey(
     grads = [None if reply is None else reply.arrays[upload.name] for reply in there]
     mean = {name: np.zeros_like(value) for name, value in opened.state.params.items()}
     for p, grad in zip(_share(settings.objective, opened.members), grads, strict=True):
-        if grad is not None:
-            mean = {name: total + p * grad[name] for name, total in mean.items()}
+        mean = mean if grad is None else {name: total + p * grad[name] for name, total in mean.items()}
     return np.array([0.0 if g is None else vector.dot(g, mean) for g in grads], np.float32)
 
 
@@ -152,7 +149,6 @@ class Remembered:
         self.met: dict[int, Any] = {}
 
     def stacked(self, identities: Sequence[int]) -> Any:
-        """The memory of some devices."""
         return jax.tree.map(lambda *rows: np.stack(rows), *(self.met.get(k, self.first) for k in identities))
 
     def update(self, identities: Sequence[int], changed: Sequence[bool], values: Any) -> None:
@@ -166,17 +162,14 @@ class Remembered:
         if not jax.tree.leaves(self.first):
             return ()
         who = sorted(self.met)
-        rows = [jax.tree.map(lambda *rows: np.stack(rows), *(self.met[k] for k in who))] if who else []
         none = jax.tree.map(lambda leaf: np.zeros((0, *leaf.shape), leaf.dtype), self.first)
-        return {"who": np.array(who, np.int64), "rows": rows[0] if rows else none}
+        return {"who": np.array(who, np.int64), "rows": self.stacked(who) if who else none}
 
     def unpack(self, packed: Any) -> None:
-        """Take the memory from a checkpoint."""
+        """The inverse of `packed`."""
         if jax.tree.leaves(self.first):
-            values = jax.tree.map(np.asarray, packed["rows"])
-            self.met = {}
-            who = [int(k) for k in packed["who"]]
-            self.update(who, [True] * len(who), values)
+            self.met, who = {}, packed["who"].tolist()
+            self.update(who, [True] * len(who), jax.tree.map(np.asarray, packed["rows"]))
 
 
 class Admission:
@@ -202,23 +195,20 @@ class Admission:
 
         If some of them were used the last time they were asked, the others get as much time again.
         """
-        there = opened.answers.usable
+        there, now = opened.answers.usable, time.monotonic()
         if opened.algorithm.selection.factor == 1 or not _suffice(opened, there, fewest):
             return False
         if _suffice(opened, set(there) - self.used, fewest):
             return True
-        now = time.monotonic()
         self.since = self.since if self.since[0] == opened.t else (opened.t, now)
         return now - self.since[1] >= self.since[1] - opened.began
 
     def take_turns(self, opened: OpenRound, fewest: int) -> None:
         """Set aside replies of devices that were used the last time, if the others suffice and some did not answer."""
-        there = opened.answers.usable
-        if opened.algorithm.selection.factor == 1 or not set(opened.drawn) & opened.silent:
-            return
-        if _suffice(opened, set(there) - self.used, fewest):
-            opened.answers.aside = [k for k in opened.drawn if k in there and k in self.used]
-            opened.answers.usable = {k: reply for k, reply in there.items() if k not in opened.answers.aside}
+        there, waits = opened.answers.usable, opened.algorithm.selection.factor != 1
+        if waits and set(opened.drawn) & opened.silent and _suffice(opened, set(there) - self.used, fewest):
+            aside = self.used & set(opened.drawn)
+            opened.answers.usable = {k: reply for k, reply in there.items() if k not in aside}
 
     def shorten(self, opened: OpenRound, most: float) -> None:
         """Shorten updates to `most` times the usual length."""
@@ -228,10 +218,8 @@ class Admission:
         bound = most * opened.notes.length
         for k, value in sorted(lengths.items()):
             if value > bound > 0:
-                own = usable[k].arrays
-                own[DELTA.name] = {
-                    n: (part * (bound / value)).astype(part.dtype) for n, part in own[DELTA.name].items()
-                }
+                delta = usable[k].arrays[DELTA.name]
+                delta |= {name: (part * (bound / value)).astype(part.dtype) for name, part in delta.items()}
                 words = f"its update of norm {value:.3g} to {bound:.3g}, {most:g} times the median"
                 opened.notes.shortened.append((k, words))
                 log.warning("round %d: shortened: device %d: %s", opened.t, k, words)
@@ -250,10 +238,7 @@ def usual_length(lengths: Iterable[float], before: Sequence[float]) -> float:
     `FEW` updates, the usual lengths of the last rounds count too.
     """
     positive = [value for value in lengths if value > 0]
-    if not positive:
-        return 0.0
-    positive = sorted(positive + list(before[-FEW:] if len(positive) < FEW else ()))
-    return positive[(len(positive) - 1) // 2]
+    return median_low([*positive, *(before[-FEW:] if len(positive) < FEW else ())]) if positive else 0.0
 
 
 class Budget:
@@ -276,8 +261,7 @@ class Budget:
         if self.algorithm.privacy is None:
             return True
         self.asked += 1
-        most = self.algorithm.privacy.epsilon
-        if most is not None and (self.epsilon or 0.0) > float(most):
+        if (most := self.algorithm.privacy.epsilon) is not None and (self.epsilon or 0.0) > float(most):
             log.info("the budget of epsilon %g is spent: the run ends before round %d", most, t)
             return False
         if self.record is not None:
@@ -305,8 +289,7 @@ def evaluation_messages(
 
 def evaluation_metrics(opened: OpenRound, asked: Sequence[Message], replies: Iterable[Message]) -> MetricRecord | None:
     """The devices' metrics, weighted by `num-examples`, in the order in which the devices were asked."""
-    metrics: dict[str, dict[str, float]] = {}
-    members = {member.node: member for member in opened.members}
+    metrics, members = {}, {member.node: member for member in opened.members}
     whose = {one.metadata.message_id: members[one.metadata.dst_node_id] for one in asked}
     for reply in replies:
         id, node = reply.metadata.reply_to_message_id, f"node {reply.metadata.src_node_id}: "
@@ -322,13 +305,9 @@ def evaluation_metrics(opened: OpenRound, asked: Sequence[Message], replies: Ite
 
 
 # what the record keeps of an evaluation, and what it may be; any other metric is at most LARGEST
-MEASURES = {
-    protocol.SIZE: Form(None, 1, MOST_SAMPLES - 1),
-    "accuracy": Form(None, 0.0, 1.0),
-    "test_accuracy": Form(None, 0.0, 1.0),
-    "loss": Form(None, 0.0, MOST_LOSS),
-    "train_loss": Form(None, 0.0, MOST_LOSS),
-}
+MEASURES = {protocol.SIZE: Form(None, 1, MOST_SAMPLES - 1)}
+MEASURES |= dict.fromkeys(("accuracy", "test_accuracy"), Form(None, 0.0, 1.0))
+MEASURES |= dict.fromkeys(("loss", "train_loss"), Form(None, 0.0, MOST_LOSS))
 
 
 @alone()
@@ -343,11 +322,10 @@ def _checked(reply: Message, member: Member) -> dict[str, float]:
         raise Refused(f"it has no {protocol.METRICS} with {protocol.SIZE}")
     if len(record) > MOST_METRICS:
         raise Refused(f"it has {len(record)} metrics, and should have at most {MOST_METRICS}")
-    metrics: dict[str, float] = {}
-    for name, value in record.items():
+    for name in record:
         if not NAME.fullmatch(name):
             raise Refused(f"the name of a metric is {shown(name)}, and should be at most 40 letters, digits, . _ or -")
-        metrics[name] = number(name, value, MEASURES.get(name, Form(None)))
+    metrics = {name: number(name, value, MEASURES.get(name, Form(None))) for name, value in record.items()}
     return metrics | {protocol.SIZE: min(metrics[protocol.SIZE], float(member.size))}
 
 
@@ -356,7 +334,6 @@ def _means(replies: Sequence[Mapping[str, float]]) -> dict[str, float]:
     counts = Counter(name for own in replies for name in own if name != protocol.SIZE)
     means = {}
     for name in sorted(name for name, count in counts.items() if 2 * count >= len(replies)):
-        those = [own for own in replies if name in own]
-        total = sum(own[protocol.SIZE] for own in those)
-        means[name] = sum(own[protocol.SIZE] * own[name] for own in those) / total
+        those = [(own[protocol.SIZE], own[name]) for own in replies if name in own]
+        means[name] = sum(size * value for size, value in those) / sum(size for size, _ in those)
     return means

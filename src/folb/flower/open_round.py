@@ -34,14 +34,8 @@ log = logging.getLogger("flwr")  # the log that users of Flower read
 
 
 close = jax.jit(core_round.close)
-_shifts = jax.jit(core_round.shifts)
+shifts = jax.jit(core_round.shifts)
 _with_noise = jax.jit(privacy.with_noise)
-
-
-def shifts(algorithm: Algorithm, state: State, own: Any, steps: Any, N: Any) -> Any:
-    """`round.shifts`; where nothing is sent, there is no program to compile."""
-    sent = algorithm.memory is not None and algorithm.memory.shifts
-    return _shifts(algorithm, state, own, steps, N) if sent else None
 
 
 def noisy(algorithm: Algorithm, round: Round, seed: int | None) -> Round:
@@ -75,24 +69,21 @@ class Answers:
     began: float  # the round
     asked: Mapping[int, tuple[Message, Expected]] = field(default_factory=dict)  # by identity
     usable: dict[int, Reply] = field(default_factory=dict)
-    took: dict[int, float] = field(default_factory=dict)  # the seconds of the round until a usable reply came
+    # the seconds of the round until a usable reply came; over-selected devices may have to wait for a later round
+    took: dict[int, float] = field(default_factory=dict)
     refused: dict[int, str] = field(default_factory=dict)
-    aside: list[int] = field(default_factory=list)  # over-selected devices that must wait for a later round
     looked_at: list[Message] = field(default_factory=list)
 
     def refuse(self, identity: int | None, reason: str) -> None:
-        """Note a rejected reply, and log it."""
         self.notes.rejected.append((identity, reason))
         log.warning("round %d: rejected: %s%s", self.t, "" if identity is None else f"device {identity}: ", reason)
 
     def take(self, received: Iterable[Message]) -> None:
-        """Check replies."""
         owners = {message.metadata.message_id: k for k, (message, _) in self.asked.items()}
         known = set(map(id, self.looked_at))
-        for reply in received:
-            if id(reply) not in known:
-                self.looked_at.append(reply)
-                self._take(reply, owners.get(reply.metadata.reply_to_message_id))
+        for reply in (reply for reply in received if id(reply) not in known):
+            self.looked_at.append(reply)
+            self._take(reply, owners.get(reply.metadata.reply_to_message_id))
 
     def _take(self, reply: Message, identity: int | None) -> None:
         if identity is None:
@@ -113,16 +104,34 @@ class Answers:
                 self.refuse(identity, str(reason))
 
 
+class Slots(NamedTuple):
+    """The places of a draw: who is in each, and the work that it is asked for."""
+
+    chosen: Multiset
+    words: Any  # [K, 2]
+    work: Any  # [K]
+    lost: Any  # [K] by the system model
+    steps: Any  # [K] local steps
+    correction: Any  # [K]
+
+
 @dataclass
 class OpenRound:
     """A round under way: what is needed to close it."""
 
-    questions: Questions
+    t: int
+    algorithm: Algorithm  # in this round: with its K and its step size
     state: State
     members: list[Member]
     uploads: tuple[Upload, ...]  # what the server sees of each device of S_1
     N: int  # all devices met so far: the memory has each of them
     notes: Notes
+    model: ArrayRecord  # as it is sent
+    start: Arrays | None  # as devices decode it, if it has a codec
+    key: tuple[int, int]  # random words that all devices of the round share
+    forms: Mapping[str, Form]  # what each upload must be
+    seconds: float  # of the round
+    replay: bool
     began: float = field(default_factory=time.monotonic)
     first: Slots | None = None  # S_1, once it is drawn
     second: Slots | None = None  # S_2 of Algorithm 2
@@ -136,18 +145,9 @@ class OpenRound:
         self.answers = self._messages({}, {})
 
     @property
-    def t(self) -> int:
-        return self.questions.t
-
-    @property
-    def algorithm(self) -> Algorithm:
-        """The algorithm with the K and the step size of this round."""
-        return self.questions.algorithm
-
-    @property
     def left(self) -> float:
         """Seconds until the deadline."""
-        return max(0.0, self.began + self.questions.seconds - time.monotonic())
+        return max(0.0, self.began + self.seconds - time.monotonic())
 
     @property
     def drawn(self) -> dict[int, int]:
@@ -160,14 +160,12 @@ class OpenRound:
     @property
     def lost(self) -> list[int]:
         """The devices of S_1 that sent nothing, usable or not."""
-        answers = self.answers
-        return sorted(set(self.drawn) - {*answers.usable, *answers.refused, *answers.aside, *self.before})
+        return sorted(set(self.drawn) - {*self.answers.took, *self.answers.refused, *self.before})
 
     @property
     def silent(self) -> set[int]:
         """Devices that were asked, and did not answer."""
-        answers = self.answers
-        return set(answers.asked) - {*answers.usable, *answers.refused, *answers.aside}
+        return set(self.answers.asked) - {*self.answers.took, *self.answers.refused}
 
     def who(self, slots: Slots) -> list[int]:
         """The identities of the devices of some slots."""
@@ -178,10 +176,58 @@ class OpenRound:
         there = (slots.chosen.times > 0) & ~np.asarray(slots.lost)
         return {identity: i for i, identity in enumerate(self.who(slots)) if there[i]}
 
+    def plain(self, *uploads: Upload) -> Task:
+        """A task without local work."""
+        names, codec = tuple(upload.name for upload in uploads), self.algorithm.compression.down
+        pairs = ((one.name, key, value) for one in uploads for key, value in (*one.numbers.items(), *one.sizes))
+        numbers = {f"{upload}.{key}": float(value) for upload, key, value in pairs}
+        task = Task(self.t, names, key=self.key, mu=float(self.algorithm.solver.mu), numbers=numbers)
+        return task if codec is None else replace(task, down=codec.name, shapes=protocol.shapes(self.state.params))
+
+    def task(self, slots: Slots, i: int, *uploads: Upload, works: bool = True) -> Task:
+        """The task of a slot: its random words, the codec of what is sent, and the local work that it has drawn."""
+        solver, codecs = self.algorithm.solver, self.algorithm.compression
+        task = replace(self.plain(*uploads), words=(int(slots.words[i][0]), int(slots.words[i][1])))
+        if codecs.up is not None:
+            given = {**codecs.up.settings, "feedback": float(codecs.feedback)}
+            numbers = {**task.numbers, **{f"codec.{name}": value for name, value in given.items()}}
+            task = replace(task, codec=codecs.up.name, numbers=numbers)
+        if not works:
+            return task
+        numbers, fixed = _settings(solver.step)
+        numbers = {**task.numbers, **numbers, **self._private()}
+        task = replace(task, work=int(slots.work[i]), lr=float(solver.lr), batch=solver.batch, unit=solver.unit)
+        return replace(task, step=solver.step.name, fixed=fixed, numbers=numbers)
+
+    def _private(self) -> dict[str, float]:
+        """What a device of a private run gets: the clip and, if it adds noise, its standard deviations."""
+        privacy, slots = self.algorithm.privacy, self.algorithm.selection.K
+        if privacy is None:
+            return {}
+        sent = {"clip": float(privacy.clip)}
+        if privacy.by_devices:
+            sent |= {part: float(privacy.deviation(part, privacy.clip)) / math.sqrt(slots) for part in privacy.parts}
+            sent["replay"] = float(self.replay)
+        return {f"privacy.{name}": value for name, value in sent.items()}
+
+    def _form(self, task: Task, upload: str) -> Form:
+        """The form of an upload of a task, which may go through a codec."""
+        codecs, known = self.algorithm.compression, self.forms[upload]
+        if not task.codec or codecs.up is None or upload not in {one.name for one in ENCODED}:
+            return known
+        shapes = {name: Shape(*sent) for name, sent in codecs.up.shapes(vector.size(self.state.params)).items()}
+        words, whole = np.array(task.words, np.uint32), codecs.feedback and upload == DELTA.name
+        return known._replace(shapes=shapes, encoded=Encoded(codecs.up, words, self.state.params, whole))
+
     def _messages(self, tasks: Mapping[int, Task], more: Mapping[int, Mapping[str, ArrayRecord]]) -> Answers:
-        members = {member.identity: member for member in self.members}
-        asked = {k: self.questions.asked(members[k], task, more.get(k, {})) for k, task in tasks.items()}
-        self.notes.down += sum(protocol.nbytes(message.content) for message, _ in asked.values())
+        """Tasks as messages to devices, some with `more` records, and what is expected of their replies."""
+        members, asked = {member.identity: member for member in self.members}, {}
+        for k, task in tasks.items():
+            content = RecordDict({protocol.MODEL: self.model, protocol.TASK: task.record(), **more.get(k, {})})
+            self.notes.down += protocol.nbytes(content)
+            forms, (_, size, node) = {name: self._form(task, name) for name in task.uploads}, members[k]
+            expected = Expected(self.t, forms, size, node)
+            asked[k] = message("train", node, self.t, content, self.seconds), expected
         return Answers(self.t, self.notes, self.began, asked)
 
     def ask(self, tasks: Mapping[int, Task], more: Mapping[int, Mapping[str, ArrayRecord]]) -> list[Message]:
@@ -202,7 +248,7 @@ class OpenRound:
         assert first is not None
 
         def stack(slots: Slots, upload: Upload) -> Any:
-            return stacked_upload(upload, self.questions.forms[upload.name], [usable.get(k) for k in self.who(slots)])
+            return stacked_upload(upload, self.forms[upload.name], [usable.get(k) for k in self.who(slots)])
 
         def counted(slots: Slots) -> Any:
             return np.where([k in usable for k in self.who(slots)], slots.chosen.times, np.float32(0))
@@ -212,10 +258,11 @@ class OpenRound:
             alone = stack(self.second, self.algorithm.second_upload)
             second = Gradients(alone, counted(self.second), self.second.correction, steps=steps)
         times, sent = counted(first), {upload.name: stack(first, upload) for upload in self.uploads}
+        array: Any = np.array  # the fields of a `Round` have the type of jax's arrays
         return Round(
             params=self.state.params,
             times=times,
-            size=_array([self.members[k].size for k in first.chosen.device]),
+            size=array([self.members[k].size for k in first.chosen.device], np.float32),
             correction=first.correction,
             delta=sent.pop(DELTA.name),
             grad=sent.pop(GRAD.name, None),
@@ -223,34 +270,33 @@ class OpenRound:
             inner=self.inner,
             second=second,
             sent=sent,
-            t=_array(self.t, np.int32),
-            N=_array(self.N, np.int32),
+            t=array(self.t, np.int32),
+            N=array(self.N, np.int32),
             steps=np.where(times > 0, first.steps, np.zeros_like(first.steps)),
-            lr=_array(float(self.algorithm.solver.lr)),
+            lr=array(self.algorithm.solver.lr, np.float32),
             own=self.own,
-            key=_array(self.questions.key, np.uint32),
-            start=self.questions.start,
-            seconds=_array([self.answers.took.get(k, 0.0) for k in self.who(first)]),
+            key=array(self.key, np.uint32),
+            start=self.start,
+            seconds=array([self.answers.took.get(k, 0.0) for k in self.who(first)], np.float32),
         )
 
     def close(self, closed: Closed) -> State:
         """The state after the round's step. If that is not finite, the round is abandoned."""
-        step = (closed.state.params, closed.state.memory, closed.state.average, closed.state.step_size)
-        remembered = (closed.state.shared, closed.own)  # here infinity may mark a device that was not met
-        finite = all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(step))
-        if not finite or any(np.isnan(leaf).any() for leaf in jax.tree.leaves(remembered)):
+        after = closed.state
+        step = jax.tree.leaves((after.params, after.memory, after.average, after.step_size))
+        remembered = jax.tree.leaves((after.shared, closed.own))  # here infinity may mark a device that was not met
+        if not all(np.isfinite(leaf).all() for leaf in step) or any(np.isnan(leaf).any() for leaf in remembered):
             self.abandoned = "the step is not finite"
             return self.state
         self.weights = closed.weights if closed.updated else None
         # keep the order of the arrays: jax sorts names
-        params = {name: closed.state.params[name] for name in self.state.params}
-        return closed.state._replace(params=params)
+        return after._replace(params={name: after.params[name] for name in self.state.params})
 
     def metrics(self) -> MetricRecord:
         """The numbers of a closed round, for Flower's own result."""
         notes, answers = self.notes, self.answers
-        numbers: dict[str, float] = {} if self.algorithm.step_size is None else {"lr": float(self.algorithm.solver.lr)}
-        numbers |= {} if notes.epsilon is None else {"epsilon": notes.epsilon}
+        lr = None if self.algorithm.step_size is None else float(self.algorithm.solver.lr)
+        numbers = {name: value for name, value in (("lr", lr), ("epsilon", notes.epsilon)) if value is not None}
         counts = {"asked": len(answers.asked), "replied": len(answers.usable), "refused": len(notes.rejected)}
         return MetricRecord({**numbers, **counts, "lost": len(self.lost), "abandoned": int(bool(self.abandoned))})
 
@@ -258,7 +304,7 @@ class OpenRound:
 def stacked_upload(upload: Upload, form: Form, replies: Sequence[Reply | None]) -> Any:
     """An upload of some devices: an array with a row for each, or a dict of them. Who sent nothing has zeros."""
     if form.shapes is None:
-        return _array([0.0 if reply is None else reply.numbers[upload.name] for reply in replies])
+        return np.array([0.0 if reply is None else reply.numbers[upload.name] for reply in replies], np.float32)
     rows = {name: np.zeros((len(replies), *shape), dtype) for name, (shape, dtype) in form.shapes.items()}
     for i, reply in enumerate(replies):
         if reply is not None and upload.name in reply.arrays:
@@ -267,103 +313,11 @@ def stacked_upload(upload: Upload, form: Form, replies: Sequence[Reply | None]) 
     return rows[protocol.VALUE] if set(rows) == {protocol.VALUE} else rows
 
 
-def _array(values: Sequence[float] | float, dtype: Any = np.float32) -> Any:
-    return np.array(values, dtype)
-
-
-class Slots(NamedTuple):
-    """The places of a draw: who is in each, and the work that it is asked for."""
-
-    chosen: Multiset
-    words: Any  # [K, 2]
-    work: Any  # [K]
-    lost: Any  # [K] by the system model
-    steps: Any  # [K] local steps
-    correction: Any  # [K]
-
-
-@dataclass(frozen=True)
-class Questions:
-    """What the server may ask in round t."""
-
-    t: int
-    algorithm: Algorithm  # in this round: with its K and its step size
-    params: Arrays  # the server's model
-    model: ArrayRecord  # as it is sent
-    start: Arrays | None  # as devices decode it, if it has a codec
-    key: tuple[int, int]  # random words that all devices of the round share
-    forms: Mapping[str, Form]  # what each upload must be
-    seconds: float  # of the round
-    replay: bool
-
-    def plain(self, *uploads: Upload) -> Task:
-        """A task without local work."""
-        names = tuple(upload.name for upload in uploads)
-        task = Task(self.t, names, key=self.key, mu=float(self.algorithm.solver.mu), numbers=_numbers(uploads))
-        codec = self.algorithm.compression.down
-        return task if codec is None else replace(task, down=codec.name, shapes=protocol.shapes(self.params))
-
-    def through(self, slots: Slots, i: int, *uploads: Upload) -> Task:
-        """The task of a slot without local work: with its random words, and the codec of what is sent."""
-        task = replace(self.plain(*uploads), words=(int(slots.words[i][0]), int(slots.words[i][1])))
-        codecs = self.algorithm.compression
-        if codecs.up is None:
-            return task
-        given = {**codecs.up.settings, "feedback": float(codecs.feedback)}
-        numbers = {f"codec.{name}": value for name, value in given.items()}
-        return replace(task, codec=codecs.up.name, numbers={**task.numbers, **numbers})
-
-    def work(self, slots: Slots, i: int, *uploads: Upload) -> Task:
-        """The task of a slot: the local work that it has drawn, and its uploads."""
-        solver, task = self.algorithm.solver, self.through(slots, i, *uploads)
-        numbers, fixed = _settings(solver.step)
-        return replace(
-            task,
-            work=int(slots.work[i]),
-            lr=float(solver.lr),
-            batch=solver.batch,
-            unit=solver.unit,
-            step=solver.step.name,
-            fixed=fixed,
-            numbers={**task.numbers, **numbers, **self._private()},
-        )
-
-    def _private(self) -> dict[str, float]:
-        """What a device of a private run gets: the clip and, if it adds noise, its standard deviations."""
-        privacy, slots = self.algorithm.privacy, self.algorithm.selection.K
-        if privacy is None:
-            return {}
-        sent = {"clip": float(privacy.clip)}
-        if privacy.by_devices:
-            sent |= {part: float(privacy.deviation(part, privacy.clip)) / math.sqrt(slots) for part in privacy.parts}
-            sent["replay"] = float(self.replay)
-        return {f"privacy.{name}": value for name, value in sent.items()}
-
-    def asked(self, member: Member, task: Task, more: Mapping[str, ArrayRecord]) -> tuple[Message, Expected]:
-        """A task as a message to a device, with `more` records, and what is expected of its reply."""
-        content = RecordDict({protocol.MODEL: self.model, protocol.TASK: task.record(), **more})
-        forms = {name: self._form(task, name) for name in task.uploads}
-        asked = message("train", member.node, self.t, content, self.seconds)
-        return asked, Expected(self.t, forms, member.size, member.node)
-
-    def _form(self, task: Task, upload: str) -> Form:
-        """The form of an upload of a task, which may go through a codec."""
-        codecs, known = self.algorithm.compression, self.forms[upload]
-        if not task.codec or codecs.up is None or upload not in {one.name for one in ENCODED}:
-            return known
-        shapes = {name: Shape(*sent) for name, sent in codecs.up.shapes(vector.size(self.params)).items()}
-        words, whole = np.array(task.words, np.uint32), codecs.feedback and upload == DELTA.name
-        return known._replace(shapes=shapes, encoded=Encoded(codecs.up, words, self.params, whole))
-
-
 def forms(algorithm: Algorithm, uploads: Sequence[Upload], params: Arrays) -> dict[str, Form]:
     """The form that `uploads`, and what the selection asks for, must have for a model like `params`."""
-    how = algorithm.selection
-    survey, first = how.survey, how.first
-    asked = [] if survey is None else [survey]
-    asked += [] if first is None else [first]
-    asked += [algorithm.second_upload] if how.second else []
-    known = {upload.name: _form(upload, params) for upload in (*asked, *uploads)}
+    how, survey = algorithm.selection, algorithm.selection.survey
+    asked = (survey, how.first, algorithm.second_upload if how.second else None, *uploads)
+    known = {upload.name: _form(upload, params) for upload in asked if upload is not None}
     if survey is not None and survey != GRAD and known[survey.name].shapes is not None:
         raise InputError(f"survey: {survey.name}", known[survey.name].shapes, "should be a number")
     return known
@@ -371,19 +325,18 @@ def forms(algorithm: Algorithm, uploads: Sequence[Upload], params: Arrays) -> di
 
 def _form(upload: Upload, params: Arrays) -> Form:
     shape = core_round.upload_shape(upload, params)
-    if isinstance(shape, Mapping) and all(hasattr(part, "shape") for part in shape.values()):
-        shapes = {name: Shape(part.shape, part.dtype.name) for name, part in shape.items()}
-        return Form(shapes, upload.least, upload.most)
-    if not hasattr(shape, "shape"):
-        raise InputError(f"upload {upload.name}", shape, "should be a number, an array, or a dict of arrays")
-    one = {protocol.VALUE: Shape(shape.shape, shape.dtype.name)}
-    return Form(one if shape.shape else None, upload.least, upload.most)
+    parts = shape if isinstance(shape, Mapping) else {protocol.VALUE: shape} if shape.shape else None
+    shapes = None if parts is None else {name: Shape(one.shape, one.dtype.name) for name, one in parts.items()}
+    return Form(shapes, upload.least, upload.most)
 
 
-def questions(
-    algorithm: Algorithm, state: State, t: int, arrays: ArrayRecord, forms: Mapping[str, Form], seed: Any, **more: Any
-) -> Questions:
-    """The questions of round t. `arrays` is the server's model: a server step or a codec may send another one."""
+def sent_model(
+    algorithm: Algorithm, state: State, t: int, arrays: ArrayRecord, seed: Any
+) -> tuple[ArrayRecord, Arrays | None, tuple[int, int]]:
+    """What devices are sent of the model `arrays`: the record, as they decode it, and the words that they all share.
+
+    A server step or a codec may send another model than the server's.
+    """
     params, codec, key = state.params, algorithm.compression.down, np.asarray(core_round.shared_words(seed, t))
     start = None
     if codec is not None or algorithm.server.starts_ahead:
@@ -391,12 +344,7 @@ def questions(
         ahead = {name: np.asarray(ahead[name]) for name in (params if codec is None else ahead)}
         start = None if codec is None else codec.decoded(ahead, key, params)
         arrays = protocol.packed(ahead)
-    return Questions(t, algorithm, params, arrays, start, (int(key[0]), int(key[1])), forms, **more)
-
-
-def _numbers(uploads: Sequence[Upload]) -> dict[str, float]:
-    named = {upload.name: (*upload.numbers.items(), *upload.sizes) for upload in uploads}
-    return {f"{upload}.{name}": float(value) for upload, pairs in named.items() for name, value in pairs}
+    return arrays, start, (int(key[0]), int(key[1]))
 
 
 def _settings(step: LocalStep) -> tuple[dict[str, float], str]:

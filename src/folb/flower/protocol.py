@@ -8,7 +8,8 @@ flat: named arrays of float32, `first.weight` for a nested tree's leaf.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
+from functools import reduce
 from typing import Any
 
 import numpy as np
@@ -49,32 +50,23 @@ class Task:
     fixed: str = "{}"  # the settings of the local step that are no numbers, as JSON
 
     def record(self) -> ConfigRecord:
-        """The task as a record of a message."""
-        fields = asdict(self)
-        numbers = fields.pop("numbers")
-        fields |= {"uploads": list(self.uploads), "shapes": list(self.shapes)}
-        fields |= {name: [int(word) for word in getattr(self, name)] for name in ("words", "key")}
-        fields |= {"names": list(numbers), "values": [float(value) for value in numbers.values()]}
-        return ConfigRecord(fields)
+        given = vars(self) | {"names": tuple(self.numbers), "values": tuple(map(float, self.numbers.values()))}
+        del given["numbers"]
+        return ConfigRecord({name: list(v) if isinstance(v, tuple) else v for name, v in given.items()})
 
     def numbers_of(self, part: str) -> dict[str, float]:
-        """The numbers of the local step, or of an upload."""
         prefix = f"{part}."
         return {name.removeprefix(prefix): v for name, v in self.numbers.items() if name.startswith(prefix)}
 
 
 def task(record: Mapping[str, Any]) -> Task:
-    """The task from the record of a message."""
-    fields = dict(record)
-    numbers = dict(zip(fields.pop("names"), fields.pop("values"), strict=True))
-    tuples: dict[str, Any] = {
-        name: tuple(fields[name]) for name in ("uploads", "words", "key", "shapes") if name in fields
-    }
-    return Task(**fields | tuples | {"numbers": numbers})
+    """The inverse of `Task.record`."""
+    given: dict[str, Any] = {name: tuple(v) if isinstance(v, list) else v for name, v in record.items()}
+    numbers = dict(zip(given.pop("names"), given.pop("values"), strict=True))
+    return Task(**given, numbers=numbers)
 
 
 def shapes(params: Arrays) -> tuple[str, ...]:
-    """The shapes of a model's arrays, for a task."""
     return tuple(f"{','.join(map(str, value.shape))} {name}" for name, value in params.items())
 
 
@@ -111,20 +103,15 @@ def nested(named: Mapping[str, Any]) -> dict[str, Any]:
     tree: dict[str, Any] = {}
     for name, value in named.items():
         *above, last = name.split(".")
-        inner = tree
-        for step in above:
-            inner = inner.setdefault(step, {})
-        inner[last] = value
+        reduce(lambda inner, step: inner.setdefault(step, {}), above, tree)[last] = value
     return tree
 
 
 def packed(named: Mapping[str, NDArray]) -> ArrayRecord:
-    """Named arrays as a record."""
     return ArrayRecord({name: Array(np.asarray(value, order="C")) for name, value in named.items()})
 
 
 def unpacked(record: ArrayRecord) -> Arrays:
-    """A record as named arrays."""
     return {name: value.numpy() for name, value in record.items()}
 
 

@@ -33,8 +33,6 @@ class Refused(Exception):  # noqa: N818  not an error of the program or its user
 
 
 class Shape(NamedTuple):
-    """The shape and the type of an array."""
-
     shape: tuple[int, ...]
     dtype: str = "float32"
 
@@ -46,13 +44,6 @@ class Encoded(NamedTuple):
     words: NDArray
     like: Arrays
     whole: bool  # as in `Codec.decoded`
-
-    def decoded(self, upload: str, arrays: Arrays) -> Arrays:
-        """The upload, or `Refused`. What is allocated follows from the model alone."""
-        fault = self.codec.fault(arrays, size(self.like), LARGEST)
-        if fault:
-            raise Refused(f"{upload}: {fault}")
-        return self.codec.decoded(arrays, self.words, self.like, self.whole)
 
 
 class Form(NamedTuple):
@@ -66,8 +57,6 @@ class Form(NamedTuple):
 
 @dataclass(frozen=True)
 class Expected:
-    """What one device was asked for."""
-
     round: int
     uploads: Mapping[str, Form]  # by name
     size: int  # the samples it declared
@@ -98,11 +87,18 @@ def checked(message: Message, expected: Expected) -> Reply:
     if message.metadata.src_node_id != expected.node:
         raise Refused(f"it is from node {message.metadata.src_node_id}, and {expected.node} was asked")
     content = message.content
-    shapes = {name: form.shapes for name, form in expected.uploads.items() if form.shapes is not None}
-    _same("records", list(content), [*shapes, protocol.METRICS])
-    numbers = _numbers(content[protocol.METRICS], expected)
-    arrays = {name: _arrays(name, content[name], own, expected.uploads[name]) for name, own in shapes.items()}
-    return Reply(arrays, numbers)
+    forms = {name: form for name, form in expected.uploads.items() if form.shapes is not None}
+    _same("records", list(content), [*forms, protocol.METRICS])
+    record = content[protocol.METRICS]
+    if not isinstance(record, MetricRecord):
+        raise Refused(f"{protocol.METRICS} is of type {type(record).__name__}")
+    single = {name: form for name, form in expected.uploads.items() if form.shapes is None}
+    _same(protocol.METRICS, list(record), [protocol.ROUND, protocol.SIZE, *single])
+    for name, value in ((protocol.ROUND, expected.round), (protocol.SIZE, expected.size)):
+        if type(record[name]) is not int or record[name] != value:
+            raise Refused(f"{name} is {shown(record[name])}, and should be {value}")
+    numbers = {name: number(name, record[name], form) for name, form in single.items()}
+    return Reply({name: _arrays(name, content[name], form) for name, form in forms.items()}, numbers)
 
 
 def _same(what: str, got: list[Any], wanted: list[str]) -> None:
@@ -110,31 +106,22 @@ def _same(what: str, got: list[Any], wanted: list[str]) -> None:
         raise Refused(f"{what} are {shown(sorted(map(str, got)))}, and should be {shown(sorted(wanted))}")
 
 
-def _numbers(record: Any, expected: Expected) -> dict[str, float]:
-    if not isinstance(record, MetricRecord):
-        raise Refused(f"{protocol.METRICS} is of type {type(record).__name__}")
-    forms = {name: form for name, form in expected.uploads.items() if form.shapes is None}
-    _same(protocol.METRICS, list(record), [protocol.ROUND, protocol.SIZE, *forms])
-    for name, value in ((protocol.ROUND, expected.round), (protocol.SIZE, expected.size)):
-        if type(record[name]) is not int or record[name] != value:
-            raise Refused(f"{name} is {shown(record[name])}, and should be {value}")
-    return {name: number(name, record[name], form) for name, form in forms.items()}
-
-
 def number(name: str, value: Any, form: Form) -> float:
-    """A number of a reply, or `Refused`."""
     if type(value) not in (int, float) or not math.isfinite(value) or not form.least <= value <= form.most:
         raise Refused(f"{name} is {shown(value)}, and should be a number from {form.least:g} to {form.most:g}")
     return float(value)
 
 
-def _arrays(upload: str, record: Any, shapes: Mapping[str, Shape], form: Form) -> Arrays:
+def _arrays(upload: str, record: Any, form: Form) -> Arrays:
+    shapes = form.shapes or {}
     if not isinstance(record, ArrayRecord):
         raise Refused(f"{upload} is of type {type(record).__name__}")
     _same(upload, list(record), list(shapes))
     arrays = {name: _array(f"{upload}: {name}", record[name], *shape) for name, shape in shapes.items()}
-    if form.encoded is not None:
-        arrays = form.encoded.decoded(upload, arrays)
+    if (how := form.encoded) is not None:  # what is allocated follows from the model alone
+        if fault := how.codec.fault(arrays, size(how.like), LARGEST):
+            raise Refused(f"{upload}: {fault}")
+        arrays = how.codec.decoded(arrays, how.words, how.like, how.whole)
     norm = length(arrays)
     if not norm <= form.most:
         raise Refused(f"{upload} has the norm {norm:.3g}, and should have at most {form.most:g}")
@@ -155,11 +142,10 @@ def _array(name: str, array: Array, shape: tuple[int, ...], dtype: str) -> NDArr
     if not room < len(array.data) <= room + HEADER:
         raise Refused(f"{name} has {len(array.data)} bytes, and {room} and a header were expected")
     stream = io.BytesIO(array.data)
-    version = np.lib.format.read_magic(stream)
-    read = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}.get(version)
-    if read is None:
-        raise Refused(f"{name} is in version {version} of NumPy's format")
-    actual, fortran, kind = read(stream)
+    major, minor = np.lib.format.read_magic(stream)
+    if (major, minor) not in ((1, 0), (2, 0)):
+        raise Refused(f"{name} is in version {(major, minor)} of NumPy's format")
+    actual, fortran, kind = getattr(np.lib.format, f"read_array_header_{major}_{minor}")(stream)
     if actual != shape or kind != np.dtype(dtype):
         raise Refused(f"{name} holds {kind} {shown(actual)}, and should hold {dtype} {shape}")
     numbers = np.frombuffer(array.data, dtype, offset=stream.tell())

@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterable, Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Iterator, Sequence
+from itertools import chain, repeat
+from typing import Any, NamedTuple
 
 from flwr.app import Message, MetricRecord, RecordDict
 from flwr.serverapp import Grid
@@ -53,11 +54,9 @@ class Roster:
         """The present devices, once there are enough of them or the waiting time is over."""
         until = time.monotonic() + self.wait
         members = self.update(mailbox, self.wait)
-
-        def missing() -> bool:
-            return len(members) < self.least or bool(self.awaited - {member.identity for member in members})
-
-        while missing() and (left := until - time.monotonic()) > 0:
+        while len(members) < self.least or self.awaited - {member.identity for member in members}:
+            if (left := until - time.monotonic()) <= 0:
+                break
             time.sleep(min(0.5, left))
             members = self.update(mailbox, left)
         self.awaited = set()  # wait for them only once: a device may never come back
@@ -85,23 +84,26 @@ class Roster:
         self._hear(mailbox)
         self.queries = {id: asked for id, asked in self.queries.items() if asked[0] in nodes and asked[1] > now}
         unseen = sorted(nodes - set(self.claims) - {node for node, _ in self.queries.values()})
-        messages = [
-            Message(RecordDict(), dst_node_id=node, message_type="query", ttl=max(seconds, 1.0) + 3600)
-            for node in unseen
-        ]
+        ttl = max(seconds, 1.0) + 3600
+        messages = [Message(RecordDict(), dst_node_id=node, message_type="query", ttl=ttl) for node in unseen]
         sent = {id: message.metadata.dst_node_id for id, message in mailbox.send(messages).items()}
         self.queries |= {id: (node, now + max(seconds, AGAIN)) for id, node in sent.items()}
         new = {id for id, node in sent.items() if node not in self.met}
         self.met |= set(unseen)
-        pause = 0.02
-        self._hear(mailbox)
-        while new & set(self.queries) and (left := until - time.monotonic()) > 0:
-            time.sleep(min(pause, left))
-            pause = min(2 * pause, 1.0)
+        for pause in pauses():
             self._hear(mailbox)
+            if not new & set(self.queries) or (left := until - time.monotonic()) <= 0:
+                break
+            time.sleep(min(pause, left))
         if new:
             self.patience = max(0.0, self.patience - (time.monotonic() - now))
-        self._settle()
+        # an identity stays with its node while that is there and claims it; else it goes to the lowest node
+        held = ((k, self.claims.get(node)) for k, node in self.holders.items())
+        self.holders = {k: member.node for k, member in held if member is not None and member.identity == k}
+        for node, member in sorted(self.claims.items()):
+            holder = self.holders.setdefault(member.identity, node)
+            if holder != node:
+                self._refuse(f"node {node} claims to be device {member.identity}, but node {holder} is")
         return sorted(self.claims[node] for node in self.holders.values())
 
     def forget(self, identity: int) -> None:
@@ -109,23 +111,15 @@ class Roster:
         self.claims.pop(self.holders.get(identity, -1), None)
 
     def _hear(self, mailbox: Mailbox) -> None:
+        asked = dict(self.queries)
         for reply in mailbox.pull(self.queries):
-            node, _ = self.queries.pop(reply.metadata.reply_to_message_id, (None, 0.0))
+            node, _ = asked.pop(reply.metadata.reply_to_message_id, (None, 0.0))
             if node is None:
                 continue
             try:
                 self.claims[node] = _member(reply, node)
             except ValueError as error:  # it will be asked again
                 self._refuse(f"node {node} does not give its identity: {error}")
-
-    def _settle(self) -> None:
-        """Give each identity to one node: the node that has it, while it is there, else the lowest node."""
-        held = ((k, node) for k, node in self.holders.items() if node in self.claims)
-        self.holders = {k: node for k, node in held if self.claims[node].identity == k}  # its claim may have changed
-        for node, member in sorted(self.claims.items()):
-            holder = self.holders.setdefault(member.identity, node)
-            if holder != node:
-                self._refuse(f"node {node} claims to be device {member.identity}, but node {holder} is")
 
     def _refuse(self, reason: str) -> None:
         if reason not in self.reported:
@@ -145,14 +139,12 @@ def _member(reply: Message, node: int) -> Member:
     if type(identity) is not int or not 0 <= identity <= MOST:
         raise ValueError(f"{protocol.IDENTITY} is {one_line(identity)}, and should be a whole number from 0 to {MOST}")
     if type(size) is not int or not 1 <= size < MOST_SAMPLES:
-        raise ValueError(
-            f"{protocol.SIZE} is {one_line(size)}, and should be a whole number from 1 to {MOST_SAMPLES - 1}"
-        )
+        most = MOST_SAMPLES - 1
+        raise ValueError(f"{protocol.SIZE} is {one_line(size)}, and should be a whole number from 1 to {most}")
     return Member(identity, size, node)
 
 
 SLACK = 60.0  # seconds after its round for which a late reply is still recorded
-PAUSES = (0.02, 0.05, 0.1, 0.25, 0.5, 1.0)  # seconds between two looks for replies; the last is repeated
 
 
 def message(kind: str, node: int, t: int, content: RecordDict, seconds: float) -> Message:
@@ -183,35 +175,29 @@ class Mailbox:
         until = time.monotonic() + seconds
         waiting = self.send(messages)
         replies: list[Message] = []
-        for pause in _pauses():
-            arrived = self.pull(waiting)
-            for reply in arrived:
-                waiting.pop(reply.metadata.reply_to_message_id, None)
-            replies += arrived
+        for pause in pauses():
+            replies += self.pull(waiting)
             left = until - time.monotonic()
             if not waiting or enough(replies) or left <= 0:
                 break
             time.sleep(min(pause, left))
-        forget = time.monotonic() + seconds + SLACK
-        self.unanswered |= dict.fromkeys(waiting, forget)
+        self.unanswered |= dict.fromkeys(waiting, time.monotonic() + seconds + SLACK)
         return replies
 
-    def pull(self, ids: Iterable[str]) -> list[Message]:
-        """The replies that are there now."""
-        ids = set(ids)
-        return list(self.grid.pull_messages(ids)) if ids else []
+    def pull(self, waiting: dict[str, Any]) -> list[Message]:
+        """The replies that are there now. What they answer is no longer waiting."""
+        arrived = list(self.grid.pull_messages(set(waiting))) if waiting else []
+        for reply in arrived:
+            waiting.pop(reply.metadata.reply_to_message_id, None)
+        return arrived
 
     def late(self) -> list[Message]:
         """Late replies: to messages of earlier rounds."""
         now = time.monotonic()
         self.unanswered = {id: until for id, until in self.unanswered.items() if until > now}
-        arrived = self.pull(self.unanswered)
-        for reply in arrived:
-            self.unanswered.pop(reply.metadata.reply_to_message_id, None)
-        return arrived
+        return self.pull(self.unanswered)
 
 
-def _pauses() -> Iterable[float]:
-    yield from PAUSES
-    while True:
-        yield PAUSES[-1]
+def pauses() -> Iterator[float]:
+    """Seconds between two looks for replies, longer and longer."""
+    return chain((0.02, 0.05, 0.1, 0.25, 0.5), repeat(1.0))

@@ -58,7 +58,7 @@ class RunSettings(NamedTuple):
         """The keys of an experiment file, as the simulator writes them."""
         asked = self.settings
         system, given = described(asked.system)
-        parts = {self.algorithm.name: self.algorithm.settings, system: given}
+        parts = {self.algorithm.name: _written(self.algorithm.settings), system: _written(given)}
         content = {
             "dataset": asked.dataset,
             "model": asked.model,
@@ -70,7 +70,7 @@ class RunSettings(NamedTuple):
             "target": float(asked.target),
             "evaluate_every": 1,
             "records": True,
-            "set": {name: known for name, given in parts.items() if (known := _written(given))},
+            "set": {name: known for name, known in parts.items() if known},
         }
         experiment_file.check(content, "", measure(asked.judged_by))
         return content
@@ -93,21 +93,52 @@ class RunSettings(NamedTuple):
         how += f" {asked.max_norm}"
         if self.algorithm.privacy is not None:  # epsilon is computed for this number of devices in all rounds
             how += f" {asked.min_available_nodes}"
-        own = user_code((self.algorithm, system))
         trees = f"{jax.tree.structure(self.algorithm)} {jax.tree.structure(system)}"
-        program = f"{trees} {asked.objective} {shapes} {how}{own}"
+        program = f"{trees} {asked.objective} {shapes} {how}{user_code((self.algorithm, system))}"
         return run_arrays.fingerprint(program, self.algorithm, system, np.uint32(asked.seed))
 
 
 class RunRecord:
-    """A claimed run directory: `lines` of the rounds so far, and the `state` and `devices` they led to."""
+    """A claimed run directory, begun or resumed: the `lines` of its rounds, the `state` and `devices` they led to."""
 
     def __init__(self, path: Path, about: RunSettings, state: State) -> None:
         self.path, self.about, self.state = path, about, state
         self.identity = about.mark(state)
         self.lines: list[dict[str, Any]] = []
         self.devices: list[int] = []
-        self._prepare()
+        text = experiment_file.to_text(about.experiment(), about=ABOUT)
+        # a damaged environment is an error that says so: the checkpoints may still be sound
+        there = directory.read(path) if (path / directory.ENVIRONMENT).exists() else None
+        if there is None:
+            directory.check_own(path, again=False)
+            asked = about.settings
+            own = {"carrier": CARRIER, "keep_model": False, "flwr": version("flwr"), "note": "", "devices": 0}
+            own |= {"identity": self.identity, "differs": about.differs()}
+            own["runs"] = environment.about_runs([about.algorithm], [asked.seed], asked.judged_by)
+            # this comes first: it makes the directory a run that can be resumed
+            environment.write_environment(path, environment.program() | own)
+        elif there.environment["identity"] != self.identity:
+            expected = "holds another run: other settings, other code in a part of your own, a model of other arrays,"
+            expected += " or another version of folb; choose another directory"
+            raise InputError("directory", str(path), expected)
+        saved = run_arrays.load_checkpoint(path / directory.CHECKPOINTS, ONLY, self.identity, (state, "", ""))
+        if saved is not None:
+            _, (after, lines, devices) = saved
+            # keep the order of the arrays: jax sorts names
+            params = {name: np.asarray(after.params[name]) for name in state.params}
+            self.state = jax.tree.map(np.asarray, after)._replace(params=params)
+            self.lines, self.devices = json.loads(lines.tobytes()), json.loads(devices.tobytes())
+            if self.done > about.rounds:
+                raise InputError("num_rounds", about.rounds, f"should be at least {self.done}, the rounds done")
+            log.info("%s: resuming after round %d", path, self.done)
+        elif there is not None and there.recorded():
+            kept = f"has {len(there.rounds()[0])} recorded rounds, but no sound checkpoint to resume from"
+            advice = f"put one back into {directory.CHECKPOINTS}/, or move the directory away to start over"
+            raise InputError("directory", str(path), f"{kept}: {advice}")
+        (path / directory.CHECKPOINTS).mkdir(exist_ok=True)
+        atomic.replace(path / directory.ROUNDS, b"".join(map(_line, self.lines)))
+        (path / directory.RESULTS).unlink(missing_ok=True)
+        atomic.replace(path / directory.EXPERIMENT, text.encode())
 
     @property
     def asked(self) -> int:
@@ -119,94 +150,42 @@ class RunRecord:
 
     def ask(self, rounds: int) -> None:
         """Keep, before devices are asked, that this many rounds count."""
-        atomic.replace(self.path / ASKED, _json({"rounds": rounds}))
+        atomic.replace(self.path / ASKED, (json.dumps({"rounds": rounds}, indent=1) + "\n").encode())
 
     @property
     def done(self) -> int:
-        """Rounds finished."""
         return len(self.lines)
-
-    def _prepare(self) -> None:
-        """Resume what is there, or start."""
-        text = experiment_file.to_text(self.about.experiment(), about=ABOUT)
-        # a damaged environment is an error that says so: the checkpoints may still be sound
-        there = directory.read(self.path) if (self.path / directory.ENVIRONMENT).exists() else None
-        if there is None:
-            directory.check_own(self.path, again=False)
-            # this comes first: it makes the directory a run that can be resumed
-            atomic.replace(self.path / directory.ENVIRONMENT, _json(self._environment()))
-        elif there.environment["identity"] != self.identity:
-            expected = "holds another run: other settings, other code in a part of your own, a model of other arrays,"
-            expected += " or another version of folb; choose another directory"
-            raise InputError("directory", str(self.path), expected)
-        saved = run_arrays.load_checkpoint(self.path / directory.CHECKPOINTS, ONLY, self.identity, (self.state, "", ""))
-        if saved is None and there is not None and there.recorded():
-            kept = f"has {len(there.rounds()[0])} recorded rounds, but no sound checkpoint to resume from"
-            advice = f"put one back into {directory.CHECKPOINTS}/, or move the directory away to start over"
-            raise InputError("directory", str(self.path), f"{kept}: {advice}")
-        if saved is not None:
-            _, (state, lines, devices) = saved
-            # keep the order of the arrays: jax sorts names
-            params = {name: np.asarray(state.params[name]) for name in self.state.params}
-            self.state = jax.tree.map(np.asarray, state)._replace(params=params)
-            self.lines, self.devices = json.loads(lines.tobytes()), json.loads(devices.tobytes())
-            if self.done > self.about.rounds:
-                raise InputError("num_rounds", self.about.rounds, f"should be at least {self.done}, the rounds done")
-            log.info("%s: resuming after round %d", self.path, self.done)
-        (self.path / directory.CHECKPOINTS).mkdir(exist_ok=True)
-        atomic.replace(self.path / directory.ROUNDS, b"".join(map(_line, self.lines)))
-        (self.path / directory.RESULTS).unlink(missing_ok=True)
-        atomic.replace(self.path / directory.EXPERIMENT, text.encode())
-
-    def _environment(self) -> dict[str, Any]:
-        settings = self.about.settings
-        return environment.program() | {
-            "carrier": CARRIER,
-            "keep_model": False,
-            "flwr": version("flwr"),
-            "note": "",
-            "devices": 0,
-            "identity": self.identity,
-            "differs": self.about.differs(),
-            "runs": environment.about_runs([self.about.algorithm], [settings.seed], settings.judged_by),
-        }
 
     def add(self, line: dict[str, Any], state: State, devices: Sequence[int]) -> None:
         """Keep a finished round and its state before anything else is done, so that at most one round can be lost."""
         about = directory.read(self.path).environment
         known = max(about["devices"], 1 + max(devices, default=-1))
         if known != about["devices"]:  # the page counts from 0 to the largest identity
-            atomic.replace(self.path / directory.ENVIRONMENT, _json(about | {"devices": known}))
+            environment.write_environment(self.path, about | {"devices": known})
         run = about["runs"][ONLY]
         line = {"run": ONLY, "algorithm": run["algorithm"], "seed": run["seed"], "round": self.done + 1} | line
         self.lines.append(line)
         self.state, self.devices = state, sorted({*self.devices, *devices})
         # the checkpoint comes first, so that a round in rounds.jsonl is never repeated
         texts = (np.frombuffer(json.dumps(what).encode(), np.uint8) for what in (self.lines, self.devices))
-        run_arrays.save_checkpoint(
-            self.path / directory.CHECKPOINTS, ONLY, self.identity, self.done + 1, (state, *texts)
-        )
-        handle = os.open(self.path / directory.ROUNDS, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o666)
-        try:
-            atomic.write(handle, _line(line))
-            os.fsync(handle)
-        finally:
-            os.close(handle)
+        kept = self.path / directory.CHECKPOINTS
+        run_arrays.save_checkpoint(kept, ONLY, self.identity, self.done + 1, (state, *texts))
+        with open(self.path / directory.ROUNDS, "ab", buffering=0) as file:
+            atomic.write(file.fileno(), _line(line))
+            os.fsync(file.fileno())
 
     def finish(self, model: Mapping[str, Any]) -> None:
         """Write the results of a run that ended with `model`, and the picture. The last checkpoint stays."""
         run = as_run(directory.read(self.path).environment["runs"][ONLY], self.lines)
-        runs, settings = [replace(run, params=model)], self.about.settings
-        picture = figures.curves(runs, target=settings.target, title=looks.title(settings.dataset, settings.model))
+        runs, asked = [replace(run, params=model)], self.about.settings
+        picture = figures.curves(runs, target=asked.target, title=looks.title(asked.dataset, asked.model))
         directory.leave(self.path, document(self.about.experiment(), "", runs), picture)
 
 
 def round_line(opened: OpenRound, seconds: float, measured: Mapping[str, Any] | None) -> dict[str, Any]:
     """A round as a line of rounds.jsonl, with what each of its devices did in it."""
-    drawn, notes, usable = opened.drawn, opened.notes, opened.answers.usable
-    identities = sorted(drawn)
-    rejected = sorted({identity for identity, _ in notes.rejected if identity is not None})
-    lost = opened.lost
+    drawn, notes, usable, lost = opened.drawn, opened.notes, opened.answers.usable, opened.lost
+    identities, rejected = sorted(drawn), {identity for identity, _ in notes.rejected}
     line: dict[str, Any] = {}
     if measured is not None:
         named = {name: _number(measured, name) for name in measured if is_measure(name)}
@@ -226,7 +205,7 @@ def round_line(opened: OpenRound, seconds: float, measured: Mapping[str, Any] | 
         "times": [drawn[k] if k in usable else 0 for k in identities],
         "weights": _weights(opened, identities),
         "lost_devices": lost,
-        "rejected_devices": [k for k in rejected if k in drawn],
+        "rejected_devices": [k for k in identities if k in rejected],
     }
     if notes.epsilon is not None:
         line["epsilon"] = summary.short(notes.epsilon, 6)
@@ -234,14 +213,8 @@ def round_line(opened: OpenRound, seconds: float, measured: Mapping[str, Any] | 
         line["gamma"] = [usable[k].numbers[GAMMA.name] if k in usable else None for k in identities]
     if notes.length:
         line["length"] = notes.length
-    troubles: dict[str, Sequence[tuple[Any, str]]] = {
-        "refused": notes.rejected,
-        "failed": list(notes.failed.items()),
-        "shortened": notes.shortened,
-    }
-    for name, pairs in troubles.items():
-        if pairs:
-            line[name] = [list(pair) for pair in pairs]
+    troubles = {"refused": notes.rejected, "failed": notes.failed.items(), "shortened": notes.shortened}
+    line |= {name: [list(pair) for pair in pairs] for name, pairs in troubles.items() if pairs}
     return line | ({"abandoned": opened.abandoned} if opened.abandoned else {})
 
 
@@ -278,10 +251,6 @@ def _written(settings: Mapping[str, Any]) -> dict[str, Any]:
 
 def _line(line: dict[str, Any]) -> bytes:
     return json.dumps(line, allow_nan=False).encode() + b"\n"
-
-
-def _json(content: dict[str, Any]) -> bytes:
-    return (json.dumps(content, indent=1) + "\n").encode()
 
 
 def _number(measured: Mapping[str, Any], *names: str) -> float | None:

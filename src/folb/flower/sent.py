@@ -22,13 +22,14 @@ from folb.core.codec import DOWN, UP
 from folb.core.upload import DELTA, ENCODED
 from folb.core.vector import each
 from folb.flower import protocol
+from folb.flower.local_work import plus
 from folb.flower.protocol import Arrays, Task
+from folb.flower.replies import length
 
 RESIDUAL, ROUND = "folb.residual", "folb.round"  # records of the device's state
 
 
 def model(task: Task, record: ArrayRecord) -> Arrays:
-    """The model of a message."""
     sent = protocol.unpacked(record)
     if not task.down:
         return sent
@@ -45,22 +46,15 @@ def encoded(task: Task, arrays: dict[str, Arrays], state: RecordDict) -> dict[st
     for name in (upload.name for upload in ENCODED if upload.name in arrays):
         full = arrays[name]
         feedback = name == DELTA.name and feeds_back
-        if feedback and (before := _left_out(task, state)) is not None:
-            full = {key: value + before[key] for key, value in full.items()}
+        before: Any = state.metric_records.get(ROUND)  # of this run only if it is earlier
+        if feedback and before is not None and before[protocol.ROUND] < task.round:
+            full = plus(full, protocol.unpacked(state.array_records[RESIDUAL]))
         sent_arrays[name] = codec.encoded(full, words)
         if feedback:
             sent = codec.decoded(sent_arrays[name], words, full, whole=True)
             state[RESIDUAL] = protocol.packed({key: value - sent[key] for key, value in full.items()})
             state[ROUND] = MetricRecord({protocol.ROUND: task.round})
     return sent_arrays
-
-
-def _left_out(task: Task, state: RecordDict) -> Arrays | None:
-    """What the last update of this run left out."""
-    known: Any = state.metric_records.get(ROUND)
-    if known is None or known[protocol.ROUND] >= task.round:
-        return None
-    return protocol.unpacked(state.array_records[RESIDUAL])
 
 
 def private(task: Task, arrays: dict[str, Arrays], numbers: dict[str, Any]) -> tuple[dict[str, Arrays], dict[str, Any]]:
@@ -72,19 +66,17 @@ def private(task: Task, arrays: dict[str, Arrays], numbers: dict[str, Any]) -> t
     sent |= {name: np.float32(numbers[name]) for name in BOUNDED if name in numbers}
     if DELTA.name in given:  # the standard deviation of its share
         noise = gaussian.like(sent, (*task.words, task.round) if given["replay"] else None)
-        sent = {name: _plus(value, noise[name], np.float32(given[name])) for name, value in sent.items()}
+        for name, value in sent.items():
+            deviation = np.float32(given[name])
+            sent[name] = each(lambda part, normal, d=deviation: part + d * normal, value, noise[name])
     delta = sent.pop(DELTA.name)
     return {**arrays, DELTA.name: delta}, numbers | {name: float(value) for name, value in sent.items()}
 
 
-def _plus(value: Any, noise: Any, deviation: Any) -> Any:
-    return each(lambda part, normal: part + deviation * normal, value, noise)
-
-
 def clipped(delta: Arrays, clip: float) -> Arrays:
     """An update shortened to the norm `clip`; one that is not finite is 0."""
-    length = math.sqrt(sum(float(np.sum(np.square(part, dtype=np.float64))) for part in delta.values()))
-    if not math.isfinite(length):
+    norm = length(delta)
+    if not math.isfinite(norm):
         return {name: np.zeros_like(part) for name, part in delta.items()}
-    factor = np.float32(min(1.0, clip / length) if length > 0 else 1.0)
+    factor = np.float32(min(1.0, clip / norm) if norm > 0 else 1.0)
     return {name: part * factor for name, part in delta.items()}

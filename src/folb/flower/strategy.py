@@ -9,7 +9,6 @@ neither Flower's node ids nor the order of the replies can change a bit of the r
 from __future__ import annotations
 
 import logging
-import math
 import shlex
 import time
 from collections.abc import Callable, Iterable, Mapping
@@ -31,14 +30,16 @@ from folb.core.upload import DELTA, Upload
 from folb.errors import check, check_whole
 from folb.flower import protocol
 from folb.flower.device_draw import Admission, Budget, Remembered, draw, evaluation_messages, evaluation_metrics
-from folb.flower.open_round import Notes, OpenRound, close, forms, noisy, questions, shifts
+from folb.flower.open_round import Notes, OpenRound, close, forms, noisy, sent_model, shifts
 from folb.flower.protocol import Arrays
 from folb.flower.replies import Form
 from folb.flower.roster import Mailbox, Roster
 from folb.flower.run_directory import RunRecord, RunSettings, recording, round_line
-from folb.flower.strategy_settings import StrategySettings, check_in
+from folb.flower.strategy_settings import SECONDS, StrategySettings
 
 log = logging.getLogger("flwr")  # the log that users of Flower read
+
+Evaluate = Callable[[int, ArrayRecord], MetricRecord | None]
 
 
 class FederatedStrategy(Strategy):
@@ -90,7 +91,7 @@ class FederatedStrategy(Strategy):
         timeout: float | None = None,
         train_config: ConfigRecord | None = None,
         evaluate_config: ConfigRecord | None = None,
-        evaluate_fn: Callable[[int, ArrayRecord], MetricRecord | None] | None = None,
+        evaluate_fn: Evaluate | None = None,
     ) -> Result:
         """Run `num_rounds` rounds; `timeout` is a round's deadline, in place of the strategy's own.
 
@@ -99,9 +100,10 @@ class FederatedStrategy(Strategy):
         as "f1", "auc", "top5", "mse" or "own_worst", are recorded under these names.
         """
         check_whole("num_rounds", num_rounds, 1)
+        self.round_seconds = self.settings.deadline
         if timeout is not None:
-            check_in("timeout", timeout, lambda value: 0 < value < math.inf, "more than 0 seconds")
-        self.round_seconds = self.settings.deadline if timeout is None else float(timeout)
+            check("timeout", timeout, SECONDS.holds, SECONDS.words)
+            self.round_seconds = float(timeout)
         for name, config in (("train_config", train_config), ("evaluate_config", evaluate_config)):
             expected = "should be empty: a device reads its settings from the run's config, context.run_config"
             check(name, dict(config or {}), not config, expected)
@@ -124,16 +126,11 @@ class FederatedStrategy(Strategy):
         return result
 
     def _rounds(
-        self,
-        grid: Grid,
-        state: State,
-        num_rounds: int,
-        evaluate_fn: Callable[[int, ArrayRecord], MetricRecord | None] | None,
-        record: RunRecord | None,
+        self, grid: Grid, state: State, num_rounds: int, evaluate_fn: Evaluate | None, record: RunRecord | None
     ) -> Result:
         """The remaining rounds; each is recorded when it is finished."""
         assert self.mailbox is not None
-        result, done, in_a_row = Result(), 0 if record is None else record.done, 0
+        result, done, in_a_row = Result(), record.done if record else 0, 0
         self.state, arrays = state, protocol.packed(state.params)
         self.remembered.unpack(state.devices)
         if evaluate_fn is not None and done == 0 and (own := evaluate_fn(0, self._kept(arrays))) is not None:
@@ -158,10 +155,9 @@ class FederatedStrategy(Strategy):
             shown = [f"{name} {value:g}" for part in (numbers, measured) for name, value in (part or {}).items()]
             log.info("round %d of %d, %.1f s: %s", t, num_rounds, seconds, ", ".join(shown))
             if record is not None:
-                line = round_line(self._round, seconds, measured)
-                identities = [member.identity for member in self._round.members]
                 now = self.state._replace(params=protocol.unpacked(arrays), devices=self.remembered.packed())
-                record.add(line, now, identities)
+                identities = [member.identity for member in self._round.members]
+                record.add(round_line(self._round, seconds, measured), now, identities)
             in_a_row = in_a_row + 1 if self._round.abandoned else 0
             if in_a_row == self.settings.max_abandoned and t < num_rounds:
                 why = f"{in_a_row} rounds in a row were abandoned (the last: {self._round.abandoned})"
@@ -173,7 +169,6 @@ class FederatedStrategy(Strategy):
         return result
 
     def _begin(self, model: Arrays) -> State:
-        """The state before the first round."""
         state, own = core_round.begin(self.algorithm, model)
         self.remembered = Remembered(own)
         # an upload that cannot be sent is an error now, and not in the first round
@@ -210,7 +205,14 @@ class FederatedStrategy(Strategy):
             draw(opened, self.settings, self.remembered, self.mailbox)
         if opened.abandoned:
             return []
-        self._warn(opened)
+        guard, distinct, K = opened.algorithm.guard, len(opened.drawn), opened.algorithm.selection.K
+        if guard is not None and not self.warned and (most := distinct * float(guard.cap) / K) < 1:
+            self.warned = True
+            log.warning(
+                "%d devices, each with a weight of at most cap / K = %g / %d: weights add up to at most %.2g, and "
+                "steps are that much shorter; use a smaller K",
+                *(distinct, float(guard.cap), K, most),
+            )
         return self._ask(opened)
 
     def _opened(self, t: int, arrays: ArrayRecord, mailbox: Mailbox) -> OpenRound:
@@ -222,38 +224,27 @@ class FederatedStrategy(Strategy):
         members = self.roster.present(mailbox)
         notes, began = Notes(self.roster.rejections(mailbox), epsilon=self.budget.epsilon), time.monotonic()
         algorithm = core_round.with_step_size(self.settings.sized(self.algorithm, len(members)), state, t)
-        seed = np.uint32(self.settings.seed)
-        asked = questions(algorithm, state, t, arrays, self.forms, seed, seconds=self.round_seconds, replay=self.replay)
+        sent = sent_model(algorithm, state, t, arrays, np.uint32(self.settings.seed))
         N = len({member.identity for member in members} | set(self.remembered.met))
-        return OpenRound(asked, state, members, self.uploads(algorithm), N, notes, began)
-
-    def _warn(self, opened: OpenRound) -> None:
-        """Warn once that the guard's bound shortens every step: these few devices cannot hold all of the weight."""
-        guard, distinct, K = opened.algorithm.guard, len(opened.drawn), opened.algorithm.selection.K
-        if guard is None or self.warned or (most := distinct * float(guard.cap) / K) >= 1:
-            return
-        self.warned = True
-        log.warning(
-            "%d devices, each with a weight of at most cap / K = %g / %d: weights add up to at most %.2g, and "
-            "steps are that much shorter; use a smaller K",
-            *(distinct, float(guard.cap), K, most),
-        )
+        asked = (*sent, self.forms, self.round_seconds, self.replay)
+        return OpenRound(t, algorithm, state, members, self.uploads(algorithm), N, notes, *asked, began)
 
     def _ask(self, opened: OpenRound) -> list[Message]:
         """Ask S_1 for updates and what else the rule needs, and the rest of S_2 for gradients."""
-        first, asked, algorithm = opened.first, opened.questions, opened.algorithm
+        first, algorithm, tasks, more = opened.first, opened.algorithm, {}, {}
         assert first is not None
-        shift = shifts(algorithm, opened.state, opened.own, first.steps, np.int32(opened.N))
-        tasks, more = {}, {}
+        shift = None
+        if algorithm.memory is not None and algorithm.memory.shifts:  # if not, there is no program to compile
+            shift = shifts(algorithm, opened.state, opened.own, first.steps, np.int32(opened.N))
         for identity, i in opened.at_work(first).items():
-            tasks[identity] = asked.work(first, i, *opened.uploads)
+            tasks[identity] = opened.task(first, i, *opened.uploads)
             if shift is not None:
                 own = {name: np.asarray(shift[name][i], np.float32) for name in opened.state.params}
                 more[identity] = {protocol.SHIFT: protocol.packed(own)}
         if opened.second is not None:
-            ask, second = asked.work if algorithm.second_works else asked.through, algorithm.second_upload
+            upload, works = algorithm.second_upload, algorithm.second_works
             alone = {k: i for k, i in opened.at_work(opened.second).items() if k not in tasks}
-            tasks |= {k: ask(opened.second, i, second) for k, i in alone.items()}
+            tasks |= {k: opened.task(opened.second, i, upload, works=works) for k, i in alone.items()}
         return opened.ask(tasks, more)
 
     def _enough(self, received: Iterable[Message]) -> bool:
@@ -315,9 +306,8 @@ class FederatedStrategy(Strategy):
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
         """Ask a share of the devices for their metrics of the model."""
-        opened = self.opened
         given = (self.settings, self.round_seconds, arrays)
-        self.evaluating = [] if opened is None else evaluation_messages(opened, *given)
+        self.evaluating = evaluation_messages(self.opened, *given) if self.opened else []
         return self.evaluating
 
     def aggregate_evaluate(self, server_round: int, replies: Iterable[Message]) -> MetricRecord | None:
@@ -330,7 +320,5 @@ def _checked_model(arrays: ArrayRecord) -> Arrays:
     expected = "should be float32: only parameters are learnt; for a module use folb.flower.arrays(module)"
     for name, array in arrays.items():
         check(f"initial_arrays: dtype of {name}", array.dtype, array.dtype == "float32", expected)
-    model = protocol.unpacked(arrays)
-    for name, value in model.items():
-        check(f"initial_arrays: {name}", value, np.isfinite(value).all(), "should be finite")
-    return model
+        check(f"initial_arrays: {name}", array.numpy(), np.isfinite(array.numpy()).all(), "should be finite")
+    return protocol.unpacked(arrays)

@@ -13,6 +13,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import reduce
 from typing import Any
 
 import jax
@@ -26,20 +27,17 @@ from folb.core.rules import Mean, Round
 from folb.core.upload import Upload
 from folb.errors import InputError, check_whole
 from folb.flower import protocol
+from folb.flower.local_work import HETERO_IMPORTANCE, HETERO_WEIGHTED, IMPORTANCE, SCALED_GRAD, WEIGHTED
 from folb.flower.open_round import OpenRound, close
 from folb.flower.protocol import Arrays
 from folb.flower.strategy import FederatedStrategy
-from folb.flower.sums import HETERO_IMPORTANCE, HETERO_WEIGHTED, IMPORTANCE, SCALED_GRAD, WEIGHTED
 
 Sum = Callable[[Sequence[Arrays]], Arrays]
 
 
 def in_the_clear(parts: Sequence[Arrays]) -> Arrays:
     """The sum of arrays by name, in 64 bits and in the given order: that of the devices' identities."""
-    total = {name: value.astype(np.float64) for name, value in parts[0].items()}
-    for part in parts[1:]:
-        for name, value in part.items():
-            total[name] += value
+    total = {name: reduce(np.add, (part[name].astype(np.float64) for part in parts)) for name in parts[0]}
     return {name: value.astype(np.float32) for name, value in total.items()}
 
 
@@ -72,11 +70,11 @@ class TwoPhaseStrategy(FederatedStrategy):
 
     def _ask(self, opened: OpenRound) -> list[Message]:
         """All of phase 1, and the messages of phase 2 to the devices that answered it."""
-        drawn, questions = opened.first, opened.questions
+        drawn = opened.first
         assert drawn is not None and self.mailbox is not None
         slots = opened.at_work(drawn)
         times, scale = drawn.chosen.times, drawn.chosen.times * drawn.correction
-        tasks = {identity: questions.plain(_with(SCALED_GRAD, scale=scale[i])) for identity, i in slots.items()}
+        tasks = {identity: opened.plain(_with(SCALED_GRAD, scale=scale[i])) for identity, i in slots.items()}
         answers = opened.exchange(self.mailbox, tasks)
         if len(answers) < self.min_devices:
             opened.abandoned = f"{len(answers)} distinct devices answered, but a sum needs {self.min_devices}"
@@ -88,7 +86,7 @@ class TwoPhaseStrategy(FederatedStrategy):
         tasks = {}
         for identity in there:
             uploads = [_with(upload, times=times[slots[identity]]) for upload in opened.uploads]
-            tasks[identity] = questions.work(drawn, slots[identity], *uploads)
+            tasks[identity] = opened.task(drawn, slots[identity], *uploads)
         return opened.ask(tasks, dict.fromkeys(there, mean))
 
     @property
@@ -98,11 +96,10 @@ class TwoPhaseStrategy(FederatedStrategy):
 
     def _closed(self, opened: OpenRound) -> State:
         """One sum divided by the other, as the step of a round with one reply."""
-        usable = opened.answers.usable
+        replies = [reply for _, reply in sorted(opened.answers.usable.items())]
         weighted, importance = opened.uploads
-        step = self.add([usable[identity].arrays[weighted.name] for identity in sorted(usable)])
-        shares = [{"": np.array(usable[identity].numbers[importance.name])} for identity in sorted(usable)]
-        total = float(self.add(shares)[""])
+        step = self.add([reply.arrays[weighted.name] for reply in replies])
+        total = float(self.add([{"": np.array(reply.numbers[importance.name])} for reply in replies])[""])
         one: Any = np.ones(1, np.float32)
         round = Round(
             params=opened.state.params,
