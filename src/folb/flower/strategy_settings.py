@@ -72,7 +72,7 @@ class StrategySettings:
         algorithm = self.algorithm
         if not isinstance(algorithm, Algorithm):
             raise InputError("algorithm", algorithm, "should be an Algorithm, such as algorithms.folb()")
-        conflicts.check(algorithm, conflicts.FLOWER)
+        conflicts.check(algorithm, conflicts.on_flower)
         self._check_each()
         self._check_counts(algorithm)
         if algorithm.privacy is not None:
