@@ -203,7 +203,6 @@ class Algorithm:
 
     @property
     def name(self) -> str:
-        """Its name, if it has one."""
         return self.origin.name
 
     @property

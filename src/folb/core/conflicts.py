@@ -170,6 +170,6 @@ def of_two_phases(a: Any) -> Rows:
 def check(algorithm: Algorithm, rows: Callable[[Any], Rows] = of_all) -> None:
     """Raise an `InputError` for the first row that holds; by default of what no algorithm may have."""
     for field, expected, *value in rows(algorithm):
-        raise InputError(field, *(value or [algorithm.settings.get(field)]), expected)
+        raise InputError(field, value[0] if value else algorithm.settings.get(field), expected)
     if algorithm.guard is not None:
         check_around(algorithm)

@@ -78,7 +78,6 @@ class Guard(Part):
     def bounded(self, round: Round) -> Round:
         """The round for a memory or a server step: screened, in its own units, and clipped to median norms."""
         sound = screened(round)
-        assert round.grad is not None
         counted = sound.times > 0
 
         def short(stack: Any) -> Any:
@@ -161,7 +160,6 @@ def screened(round: Round) -> Round:
 
 def _vouched(sound: Round) -> Array:
     """Whether the others vouch for each device: <grad F_k, g> > 0, where g is the reference without its own part."""
-    assert sound.grad is not None
     norm = tree.norms(sound.grad)
     own = sound.times * _even_correction(sound) * norm * jnp.minimum(norm, 1.0)
     # alone in a round, a device has both sides equal: rounding must not decide

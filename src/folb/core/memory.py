@@ -107,11 +107,9 @@ class Nothing(DeviceMemory):
     """The memory of an algorithm that has none, beside that of its sampling."""
 
     def init(self, params: Params) -> tuple[Any, Any]:
-        """Nothing."""
         return (), ()
 
     def update(self, round: Round) -> tuple[Any, Any]:
-        """As it is."""
         return round.shared, round.own
 
 

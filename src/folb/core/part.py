@@ -36,27 +36,22 @@ class Range(NamedTuple):
 
 
 def at_least(low: float) -> Range:
-    """From `low` on."""
     return Range(lambda value: value >= low, f"should be at least {low:g}")
 
 
 def more_than(low: float) -> Range:
-    """Above `low`."""
     return Range(lambda value: value > low, f"should be more than {low:g}")
 
 
 def between(low: float, high: float) -> Range:
-    """From `low` to `high`."""
     return Range(lambda value: (value >= low) & (value <= high), f"should be from {low:g} to {high:g}")
 
 
 def below(high: float, low: float = 0.0) -> Range:
-    """From `low` to less than `high`."""
     return Range(lambda value: (value >= low) & (value < high), f"should be at least {low:g} and less than {high:g}")
 
 
 def up_to(high: float, low: float = 0.0) -> Range:
-    """More than `low`, and at most `high`."""
     return Range(lambda value: (value > low) & (value <= high), f"should be more than {low:g} and at most {high:g}")
 
 
@@ -73,7 +68,6 @@ def whole(low: int, high: int, *, number: bool = False) -> Range:
 
 
 def one_of(*words: str) -> Range:
-    """One of these words."""
     return Range(
         lambda value: isinstance(value, str) and value in words, f"should be one of {', '.join(words)}", number=False
     )
@@ -136,7 +130,6 @@ class Part:
 
     @property
     def settings(self) -> dict[str, Any]:
-        """The values of its settings."""
         return {name: getattr(self, name) for name in settings_of(type(self))}
 
     def has(self, method: str) -> bool:
@@ -206,11 +199,9 @@ class Slot(Generic[P]):
 
     @cached_property
     def parts(self) -> dict[str, type[P]]:
-        """The parts by name."""
         return {name_of(kind): kind for kind in self.known}
 
     def spelt(self, name: str) -> str:
-        """The path to a field."""
         return f"{self.name}.{name}"
 
     def choice(self, names: Iterable[str] | None = None) -> Any:

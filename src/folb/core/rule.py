@@ -33,21 +33,21 @@ class Round(NamedTuple):
     trusted: Params | None = None  # the server's own update, if it has samples: not stacked
     device: Array | None = None  # whose replies these are: for attacks, not for rules
     sent: Mapping[str, Any] = {}  # further uploads, by name
-    t: Array | int | None = None  # the number of the round
-    N: Array | int | None = None  # how many devices there are
-    steps: Array | None = None  # local steps of each slot's device; with momentum, their total weight
-    lr: Array | float | None = None  # size of those steps; one for each slot, if rounds do not wait
+    t: Any = None  # the number of the round
+    N: Any = None  # how many devices there are
+    steps: Any = None  # local steps of each slot's device; with momentum, their total weight
+    lr: Any = None  # size of those steps; one for each slot, if rounds do not wait
     shared: Any = ()  # the server's part of the memory of devices
     own: Any = ()  # the part of each slot's device, stacked
-    key: Array | None = None  # two random words that all devices of the round share
+    key: Any = None  # two random words that all devices of the round share
     start: Params | None = None  # the model that devices were sent, not stacked
     shift: Params | None = None  # what each device added to its gradients, stacked, if it was sent such a term
     compared: Params | None = None  # the updates, in the same form as `grad`, if that is not the model's
     downhill: Params | None = None  # what each device was to descend along, in the same form, if not `grad` + `shift`
-    staleness: Array | None = None  # steps of the server since the device started, if rounds do not wait
+    staleness: Any = None  # steps of the server since the device started, if rounds do not wait
     starts: Params | None = None  # the model that each device started from, stacked, if they may differ
-    seconds: Array | None = None  # from the start of the round until each reply came
-    update: Update | None = None  # what the rule made of the round: for server steps and memories
+    seconds: Any = None  # from the start of the round until each reply came
+    update: Any = None  # what the rule made of the round: for server steps and memories
     noise: Any = None  # of a private round, before it is scaled
     mean_square: Array | None = None  # of the updates' lengths, if no single update may be seen
     noise_square: Array | None = None  # how long the noise in the update is, on average, squared
@@ -60,7 +60,7 @@ class Gradients(NamedTuple):
     times: Array
     correction: Array
     device: Array | None = None
-    steps: Array | None = None  # local steps, if they had to work for it
+    steps: Any = None  # local steps, if they had to work for it
 
 
 class Update(NamedTuple):
@@ -100,11 +100,9 @@ class Rule(Part):
         raise NotImplementedError
 
     def update(self, round: Round) -> Update:
-        """The update of a round."""
         raise NotImplementedError
 
     def check(self, spelt: Any = str) -> None:
-        """Its settings, and its uploads."""
         super().check(spelt)
         wanted = self.uploads
         if isinstance(wanted, str) or not isinstance(wanted, Sequence):

@@ -67,11 +67,9 @@ class ByShare(Rule):
 
     @property
     def by_samples(self) -> bool:
-        """Whether p_k is the share."""
         return self.weights == "samples"
 
     def shares(self, round: Round) -> Array:
-        """The share of each slot."""
         count = round.times * round.size if self.by_samples else round.times
         return fraction(count, jnp.sum(count))
 
@@ -81,11 +79,9 @@ class Mean(ByShare):
 
     @property
     def even(self) -> bool:
-        """With 1/K it is (2)."""
         return not self.by_samples
 
     def update(self, round: Round) -> Update:
-        """The mean."""
         return weighted(round, self.shares(round))
 
 
@@ -98,8 +94,6 @@ class FedNova(ByShare):
     one_size = True
 
     def update(self, round: Round) -> Update:
-        """The sum."""
-        assert round.steps is not None
         p, a = self.shares(round), round.steps.astype(jnp.float32)
         return weighted(round, jnp.sum(p * a) * fraction(p, a))
 
@@ -114,7 +108,6 @@ class Signed(Rule):
     surveyed = True
 
     def update(self, round: Round) -> Update:
-        """The mean of updates with signs."""
         inner = inner_products(round)[0] if round.inner is None else round.inner
         return weighted(round, fraction(round.times, jnp.sum(round.times)) * jnp.sign(inner))
 
@@ -130,7 +123,6 @@ class FolbTwoSet(Rule):
     second = True
 
     def update(self, round: Round) -> Update:
-        """The sum of updates with these weights."""
         second = round.second
         assert second is not None
         inner, _ = inner_products(round)
@@ -146,7 +138,6 @@ class ByImportance(Rule):
     uploads: ClassVar[tuple[str | Upload, ...]] = ("grad",)
 
     def update(self, round: Round) -> Update:
-        """The sum of updates with these weights."""
         inner, g1 = inner_products(round)
         importance = self.importance(inner, round.gamma, tree.dot(g1, g1))
         counted = jnp.where(round.times > 0, round.times * importance, 0.0)
@@ -158,11 +149,9 @@ class Folb(ByImportance):
 
     @property
     def alone(self) -> Mapping[str, Any]:
-        """None are needed."""
         return {}
 
     def importance(self, inner: Array, gamma: Any, square: Array) -> Array:
-        """I_k = <grad F_k, grad_1 f>."""
         return inner
 
 
@@ -176,7 +165,6 @@ class Discounted(ByImportance):
 
     @property
     def alone(self) -> Mapping[str, Any]:
-        """Those of the discount."""
         return {"psi": self.psi, "flip": self.flip}
 
 
@@ -189,7 +177,6 @@ class FolbHetero(Discounted):
     called = "folb_hetero"
 
     def importance(self, inner: Array, gamma: Any, square: Array) -> Array:
-        """I_k, as printed."""
         return as_printed(inner, self.psi * gamma * square)
 
 
@@ -200,7 +187,6 @@ class FolbNeverFlip(Discounted):
     flip = 0.0
 
     def importance(self, inner: Array, gamma: Any, square: Array) -> Array:
-        """I_k, with its sign kept."""
         return never_flipped(inner, self.psi * gamma * square)
 
 

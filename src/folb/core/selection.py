@@ -37,7 +37,7 @@ class Known(NamedTuple):
     start: Array  # device k owns rows start[k] : start[k] + size[k]
     size: Array  # n_k
     share: Array  # p_k of (1)
-    survey: Array | None = None  # the answers to the survey; for gradients, <grad f, grad F_k>
+    survey: Any = None  # the answers to the survey; for gradients, <grad f, grad F_k>
     memory: Any = None  # of the devices, [N, ...] each, if the sampling asks for it
     candidates: Array | None = None  # [d] devices in ascending order: then `survey` and `memory` are theirs alone
     online: Array | None = None  # [N] whether a device can be reached; None: all can
@@ -90,7 +90,6 @@ class Sampling(Part):
         raise NotImplementedError
 
     def check(self, spelt: Callable[[str], str] = str) -> None:
-        """Its settings, and what it asks for."""
         super().check(spelt)
         if self.scheme not in (None, "poisson", "fixed"):
             raise InputError("select: scheme", self.scheme, "should be poisson, fixed or None")
