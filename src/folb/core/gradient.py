@@ -7,7 +7,7 @@ steps.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -27,10 +27,7 @@ BITS_RANGE = Range(lambda bits: bits in BITS, f"should be one of {', '.join(map(
 class GradientSource(Part):
     """What stands for grad F_k in a rule: what devices send for it, and how the server reads that."""
 
-    @property
-    def upload(self) -> Upload | None:
-        """What a device of S_1 sends for it; None: nothing more than its update."""
-        return GRAD
+    upload: ClassVar[Any] = GRAD  # what a device of S_1 sends for it; None: nothing more than its update
 
     @property
     def second(self) -> Upload:

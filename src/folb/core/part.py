@@ -12,17 +12,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import MISSING, dataclass, field, fields, replace
 from functools import cached_property
 from numbers import Integral
-from typing import (
-    Annotated,
-    Any,
-    ClassVar,
-    Generic,
-    Literal,
-    NamedTuple,
-    TypeVar,
-    dataclass_transform,
-    get_type_hints,
-)
+from typing import Annotated, Any, ClassVar, Generic, Literal, NamedTuple, TypeVar, dataclass_transform, get_type_hints
 
 from folb.errors import InputError, check, check_number, choose
 
@@ -176,8 +166,6 @@ def _spelt(value: Any) -> str:
 
 
 P = TypeVar("P", bound="Part")
-
-
 KEEP: Any = object()  # stands for a part that is not given
 
 
@@ -212,12 +200,13 @@ class Slot(Generic[P]):
     @cached_property
     def fields(self) -> dict[str, Any]:
         """The settings of its record and of its parts as types with a line of help: whose they are, and by default."""
-        known = {} if self.record is None else {self.spelt(name): one for name, one in described(self.record).items()}
+        known = {} if self.record is None else described(self.record)
         of: dict[str, list[tuple[str, Any]]] = {}
         for part, kind in self.parts.items():
             for name, one in settings_of(kind).items():
                 of.setdefault(name, []).append((part, one))
-        return known | {self.spelt(name): self._described(those) for name, those in of.items()}
+        known |= {name: self._described(those) for name, those in of.items()}
+        return {self.spelt(name): one for name, one in known.items()}
 
     def fields_of(self, names: Iterable[str] | None = None) -> set[str]:
         """The paths to the settings of its record and of its parts, all or some."""
@@ -242,15 +231,16 @@ class Slot(Generic[P]):
 
     def values(self, made: Any) -> dict[str, Any]:
         """The settings of what is in the slot: its name, and its fields by their paths."""
+        part = self.part_of(made)
+        known: dict[str, Any] = {} if part is None else part.settings
         if self.record is not None:
-            own = {self.spelt(name): value for name, value in made.settings.items()}
-            return self._values(getattr(made, self.inside)) | own
-        return self._values(made)
+            known |= made.settings
+        return {self.name: part and part.name, **{self.spelt(name): value for name, value in known.items()}}
 
-    def _values(self, part: P | None) -> dict[str, Any]:
-        if part is None:
-            return {self.name: None}
-        return {self.name: part.name, **{self.spelt(name): value for name, value in part.settings.items()}}
+    def part_of(self, made: Any) -> P | None:
+        """The part itself, if what is in the slot is a record that has it."""
+        part: P | None = made if self.record is None else getattr(made, self.inside)
+        return part
 
     def changed(self, made: Any, given: Mapping[str, Any]) -> Any:
         """What is in the slot, with another part ("" in `given`), or with other values of fields; checked.
@@ -305,11 +295,10 @@ class Slot(Generic[P]):
             wanted = self.parts[choose(self.name, wanted, self.parts)]
         if isinstance(wanted, type) and issubclass(wanted, self.base):
             return made if type(made) is wanted else wanted()
-        if isinstance(wanted, self.base):
-            _check_unfinished(self.name, wanted, self.base)
         if not isinstance(wanted, self.base):
             expected = f"should be one of {', '.join(self.parts)}, or a folb.{self.base.__name__}"
             raise InputError(self.name, wanted, expected)
+        _check_unfinished(self.name, wanted, self.base)
         return wanted
 
     def _misplaced(self, name: str, value: Any, made: P | None) -> InputError:

@@ -79,21 +79,10 @@ class Rule(Part):
     second: ClassVar[bool] = False  # whether it needs gradients of a second set of devices: that of Algorithm 2
     surveyed: ClassVar[bool] = False  # whether a survey of all gradients gives what its uploads would
     one_size: ClassVar[bool] = False  # whether it divides by the number of local steps, which then have one size
-
-    @property
-    def even(self) -> bool:
-        """Whether it is the mean (2), which a sum of updates alone gives."""
-        return False
-
-    @property
-    def by_samples(self) -> bool:
-        """Whether a device's own claim, its number of samples, is its weight."""
-        return False
-
-    @property
-    def alone(self) -> Mapping[str, Any] | None:
-        """The numbers with which a device computes its own `importance`; None if its reply and g are not enough."""
-        return None
+    even: ClassVar[Any] = False  # whether it is the mean (2), which a sum of updates alone gives
+    by_samples: ClassVar[Any] = False  # whether a device's own claim, its number of samples, is its weight
+    # the numbers, by name, with which a device computes its own `importance`; None if its reply and g are not enough
+    alone: ClassVar[Any] = None
 
     def importance(self, inner: Array, gamma: Any, square: Array) -> Array:
         """I_k from <grad F_k, g>, gamma_k and ||g||^2, where g is the mean gradient: of a rule that weighs by it."""

@@ -147,9 +147,7 @@ class ByImportance(Rule):
 class Folb(ByImportance):
     """(13): weights <grad F_k, grad_1 f> / sum_{k' in S_1} |<grad F_k', grad_1 f>|."""
 
-    @property
-    def alone(self) -> Mapping[str, Any]:
-        return {}
+    alone: ClassVar[Mapping[str, Any]] = {}
 
     def importance(self, inner: Array, gamma: Any, square: Array) -> Array:
         return inner

@@ -12,15 +12,7 @@ from jax import Array
 from folb.core import randomness
 from folb.core.memory import DeviceMemory
 from folb.core.part import Slot, setting, up_to, whole
-from folb.core.randomness import (
-    Multiset,
-    another_by_samples,
-    another_uniform,
-    draw_by_samples,
-    draw_uniform,
-    multiset,
-    proportional,
-)
+from folb.core.randomness import Multiset, multiset, proportional
 from folb.core.rules import Round
 from folb.core.selection import Draw, Known, Sampling, Selection, from_distribution, room
 from folb.core.upload import GRAD, LOSS, NORM, sketch
@@ -53,9 +45,9 @@ class Uniform(Sampling):
             return from_distribution(jnp.full(N, 1 / N), known)
         return Draw(
             K if replacement else 2,
-            lambda words: draw_uniform(words, N, K, replacement),
+            lambda words: randomness.draw_uniform(words, N, K, replacement),
             lambda device: known.share[device] * N,
-            another=partial(another_uniform, N=N),
+            another=partial(randomness.another_uniform, N=N),
         )
 
 
@@ -64,12 +56,12 @@ class Samples(Sampling):
 
     def weigh(self, known: Known) -> Draw:
         samples = known.start[-1] + known.size[-1]  # the samples of all devices, even if y holds only a window
-        another = partial(another_by_samples, start=known.start, size=known.size)
+        another = partial(randomness.another_by_samples, start=known.start, size=known.size)
         if not known.replacement or known.online is not None:
             return from_distribution(known.size / samples, known)._replace(another=another)
         return Draw(
             known.K,
-            lambda words: draw_by_samples(words, known.start, samples),
+            lambda words: randomness.draw_by_samples(words, known.start, samples),
             lambda device: known.share[device] * samples / known.size[device],
             another=another,
         )

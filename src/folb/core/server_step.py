@@ -29,25 +29,15 @@ class ServerStep(Part):
     needed = ("apply",)
     average: ClassVar[str] = "none"  # the model that its authors evaluate
     sum_alone: ClassVar[bool] = False  # whether it needs the update, and nothing of single replies unless `by_lengths`
+    by_lengths: ClassVar[Any] = False  # whether it looks at the lengths of single updates
+    # A step is at most this many times the update, plus what earlier rounds left. Infinity says that it is another
+    # function of the update, or that nobody knows. The guard needs to know, and weights are recorded times the gain.
+    gain: ClassVar[Any] = math.inf
 
     @property
     def starts_ahead(self) -> bool:
         """Whether devices start from another model than the server's."""
         return self.has("send")
-
-    @property
-    def gain(self) -> Any:
-        """A step is at most this many times the update, plus what earlier rounds left.
-
-        Infinity says that it is another function of the update, or that nobody knows. The guard needs to know, and
-        weights are recorded times the gain.
-        """
-        return math.inf
-
-    @property
-    def by_lengths(self) -> bool:
-        """Whether it looks at the lengths of single updates."""
-        return False
 
     def init(self, params: Params) -> Any:
         """The memory before the first round."""
@@ -158,13 +148,10 @@ class FedExP(ServerStep):
     """
 
     average = "last_two"
+    by_lengths = True  # to extrapolate
     lr: float = setting(LR, more_than(0), default=1.0)
     eps: float = setting("eps", more_than(0), default=1e-3)
     eps_decay: float = setting("what eps is multiplied by in each round", up_to(1), default=0.998**2)
-
-    @property
-    def by_lengths(self) -> bool:
-        return True
 
     def apply(self, memory: Any, round: Round, update: Update) -> tuple[Params, Any]:
         if round.mean_square is None:
