@@ -9,7 +9,6 @@ from typing import Any, ClassVar, NamedTuple
 
 from folb.core.part import Part, Range, at_least, more_than, name_of, setting
 from folb.core.vector import each, namespace, norm, scaled, zeros
-from folb.errors import InputError
 from folb.typing import Params
 
 NEAR_ONE, NEAR_ZERO = 1 - 2**-25, 2**-126  # beyond them a number is 1 or 0 in 32 bits, and a step divides by zero
@@ -39,12 +38,6 @@ class LocalStep(Part):
     def reach(self, J: Any) -> Any:
         """The total weight of the gradients in J steps: how far they go along one that stays, in units of lr."""
         return J
-
-    def check(self, spelt: Any = str) -> None:
-        super().check(spelt)
-        if LOCAL_STEPS.get(self.name, type(self)) is not type(self):
-            expected = "should have another name: a device finds a step by its name, and folb has a step of this name"
-            raise InputError("local", self.name, expected)
 
 
 class Sgd(LocalStep):

@@ -255,10 +255,9 @@ class Slot(Generic[P]):
         if isinstance(wanted, self.record):
             _check_unfinished(self.name, wanted, self.record)
             made, wanted = wanted, KEEP
-        shared = settings_of(self.record)
-        inner = {name: value for name, value in values.items() if name not in shared}
-        part = self._changed(getattr(made, self.inside), wanted, inner)
-        made = _with(replace(made, **{self.inside: part}), {name: values[name] for name in values if name in shared})
+        own = {name: values.pop(name) for name in settings_of(self.record) if name in values}
+        part = self._changed(self.part_of(made), wanted, values)
+        made = with_values(replace(made, **{self.inside: part}), own)
         made.check(self.spelt)
         return made
 
@@ -275,7 +274,7 @@ class Slot(Generic[P]):
             return None
         check_part(self.name, made, self.base)
         self._check_own(made)
-        made = _with(made, {name: value for name, value in values.items() if name in known})
+        made = with_values(made, {name: value for name, value in values.items() if name in known})
         made.check(self.spelt)
         return made
 
@@ -321,7 +320,7 @@ def _check_unfinished(name: str, made: Part, base: type[Part]) -> None:
             raise InputError(name, made.name, expected)
 
 
-def _with(made: Any, values: Mapping[str, Any]) -> Any:
+def with_values(made: Any, values: Mapping[str, Any]) -> Any:
     """The part with these values; None stands for the default, or for none if that is the default."""
     known = settings_of(type(made))
     given = {name: value for name, value in values.items() if value is not None or known[name].default is None}

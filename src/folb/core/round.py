@@ -325,7 +325,7 @@ def sizes(algorithm: Algorithm, params: Params) -> Sizes:
         model=model if codecs.down is None else codecs.down.nbytes(d),
         shift=model if memory is not None and memory.shifts else 0,
         reply=sum(upload_size(algorithm, upload, params) for upload in (DELTA, *algorithm.uploads)),
-        gradient=upload_size(algorithm, algorithm.second_upload, params),
+        gradient=upload_size(algorithm, algorithm.gradient.second, params),
         answer=0 if asks is None else nbytes(upload_shape(asks, params)),
     )
 

@@ -71,6 +71,21 @@ class Update(NamedTuple):
     kept: Array | float = 1.0  # what was kept of each update's length, if the rule shortened some
 
 
+# I_k of (18): a device's inner product, less a discount for its inexact work. The functions take jax arrays, or numbers
+# on a device that computes its own weight.
+
+
+def as_printed(inner: Any, discount: Any) -> Any:
+    """I_k = inner - discount: a discount larger than the inner product reverses a device's update."""
+    return inner - discount
+
+
+def never_flipped(inner: Any, discount: Any) -> Any:
+    """The discount shrinks |I_k| to zero at most: the sign never changes."""
+    xp = inner.__array_namespace__()
+    return xp.sign(inner) * xp.maximum(xp.abs(inner) - discount, 0.0)
+
+
 class Rule(Part):
     """What the server makes of a round. A rule of your own is a class of this base with `update`."""
 

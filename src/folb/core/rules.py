@@ -14,12 +14,12 @@ import jax.numpy as jnp
 from jax import Array
 
 from folb.core import tree
-from folb.core.importance import as_printed, never_flipped
 from folb.core.part import Slot, at_least, one_of, setting
 from folb.core.rule import Gradients as Gradients
 from folb.core.rule import Round as Round
 from folb.core.rule import Rule as Rule
 from folb.core.rule import Update as Update
+from folb.core.rule import as_printed, never_flipped
 from folb.core.upload import Upload
 from folb.errors import InputError
 from folb.typing import Params

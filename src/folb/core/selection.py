@@ -195,18 +195,12 @@ def settled(made: Selection, second: bool) -> Selection:
         made = replace(made, candidates=some)
     if sampling.scheme == "poisson":
         made = replace(made, K=room(made.K), mean=made.K)
-    return over_selected(made, made.over_selection)
-
-
-def over_selected(how: Selection, factor: float | None) -> Selection:
-    """The selection with `factor` times as many devices and candidates; the first K replies are enough."""
+    factor = made.over_selection
     if factor is None:
-        return how
-    how = replace(how, over_selection=factor)
-    how.check("select.{}".format)
-    if how.mean is not None and factor != 1:
+        return made
+    if made.mean is not None and factor != 1:
         raise InputError("select.over_selection", factor, "should be None with select=poisson: any number may join")
-    return sized(replace(how, over_selection=None) if factor == 1 else how, how.enough)
+    return sized(replace(made, over_selection=None) if factor == 1 else made, made.enough)
 
 
 def sized(how: Selection, wanted: int, N: float = math.inf, asked_by: str = TIMES) -> Selection:

@@ -208,8 +208,8 @@ class OpenRound:
             return np.where([k in usable for k in self.who(slots)], slots.chosen.times, np.float32(0))
 
         if self.second is not None:
-            steps = self.second.steps if self.algorithm.second_works else None
-            alone = stack(self.second, self.algorithm.second_upload)
+            steps = self.second.steps if self.algorithm.gradient.works else None
+            alone = stack(self.second, self.algorithm.gradient.second)
             second = Gradients(alone, counted(self.second), self.second.correction, steps=steps)
         times, sent = counted(first), {upload.name: stack(first, upload) for upload in self.uploads}
         return Round(
@@ -362,7 +362,7 @@ def forms(algorithm: Algorithm, uploads: Sequence[Upload], params: Arrays) -> di
     survey, first = how.survey, how.first
     asked = [] if survey is None else [survey]
     asked += [] if first is None else [first]
-    asked += [algorithm.second_upload] if how.second else []
+    asked += [algorithm.gradient.second] if how.second else []
     known = {upload.name: _form(upload, params) for upload in (*asked, *uploads)}
     if survey is not None and survey != GRAD and known[survey.name].shapes is not None:
         raise InputError(f"survey: {survey.name}", known[survey.name].shapes, "should be a number")

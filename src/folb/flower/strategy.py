@@ -251,7 +251,7 @@ class FederatedStrategy(Strategy):
                 own = {name: np.asarray(shift[name][i], np.float32) for name in opened.state.params}
                 more[identity] = {protocol.SHIFT: protocol.packed(own)}
         if opened.second is not None:
-            ask, second = asked.work if algorithm.second_works else asked.through, algorithm.second_upload
+            ask, second = asked.work if algorithm.gradient.works else asked.through, algorithm.gradient.second
             alone = {k: i for k, i in opened.at_work(opened.second).items() if k not in tasks}
             tasks |= {k: ask(opened.second, i, second) for k, i in alone.items()}
         return opened.ask(tasks, more)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from folb.core.importance import as_printed, never_flipped
+from folb.core.rule import as_printed, never_flipped
 from folb.core.upload import GAMMA, Upload
 from folb.core.vector import dot, namespace, scaled
 from folb.typing import Params

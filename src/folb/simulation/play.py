@@ -184,14 +184,14 @@ def _second_set(begun: Begun, other: Multiset, first: _First) -> tuple[Gradients
     """What S_2 of Algorithm 2 sends; which of it are not in S_1; how many of these answer; and how long they take."""
     problem, algorithm, _, seed, t, draw, _ = begun
     drawn, effort, end, timed, here, key = first
-    train, solver, upload, worked = problem.train, algorithm.solver, algorithm.second_upload, None
-    asks = None if timed is None else timed.second(_within(other, drawn.times > 0, drawn), algorithm.second_works)
+    train, solver, upload, worked = problem.train, algorithm.solver, algorithm.gradient.second, None
+    asks = None if timed is None else timed.second(_within(other, drawn.times > 0, drawn), algorithm.gradient.works)
     other_words, other_effort = efforts(problem, algorithm, other, seed, t, asks)
     if end is not None:
         again, lost = (_within(other, some, drawn) for some in (drawn.times > 0, effort.lost))
         other_effort = joined_late(other_effort, end, again, lost, times_bytes(problem.system))
     usable = (other.times > 0) & ~other_effort.lost
-    if algorithm.second_works:  # it works like S_1, but only for this upload
+    if algorithm.gradient.works:  # it works like S_1, but only for this upload
         there = Slots(other.device, jnp.where(usable, other_effort.work, 0), other_words)
         worked = solve.solve(problem, solver, here, there)
     theirs = Sources(problem, here, other.device, usable, mu=solver.mu, key=key, delta=worked)
