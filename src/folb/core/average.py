@@ -22,11 +22,9 @@ class Average(Part):
 
     def init(self, params: Params) -> Any:
         """The memory before the first round."""
-        raise NotImplementedError
 
     def update(self, memory: Any, params: Params) -> Any:
         """The memory after a round."""
-        raise NotImplementedError
 
     def model(self, memory: Any, params: Params) -> Params:
         raise NotImplementedError

@@ -10,11 +10,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
-from folb.core.clipping import BOUNDED
 from folb.core.codec import UP
 from folb.core.guard import check_around
 from folb.core.server_step import SERVERS
-from folb.core.upload import GAMMA, GRAD
+from folb.core.upload import BOUNDED, GAMMA, GRAD
 from folb.errors import InputError
 
 if TYPE_CHECKING:
@@ -68,7 +67,7 @@ def _of_gradients(a: Any) -> Rows:
             yield "gradient", "should be exact: this memory, or an upload, asks for the whole gradient anyway"
     if a.gradient.works and not a.solver.step.one_size:
         yield "gradient", f"should be exact or sketch: the steps of {a.solver.step.name} differ in size"
-    if second and a.memory is not None and a.memory.shifts:
+    if second and a.memory is not None and a.memory.has("shift"):
         yield "gradient", "should be exact or sketch: S_2 works without the shift of this memory"
     if second and a.compression.up is not None:
         yield "gradient", "should be exact or sketch with compress_up: S_2 has no error feedback"

@@ -113,7 +113,7 @@ def check_around(algorithm: Algorithm) -> None:
         which = f"{robust.name} with buckets" if robust.bucket != 1 else robust.name
         expected = "should be norm_bound or none if guarded: in others a device may have more weight than c/K"
         raise InputError("robust", which, f"{expected}; {OTHERWISE}")
-    if (memory := algorithm.memory) is not None and memory.corrects:
+    if (memory := algorithm.memory) is not None and memory.has("correct"):
         expected = "should be none, or without `correct`, if guarded: it changes the step after the weights are bounded"
         raise InputError("memory", memory.name, f"{expected}; {OTHERWISE}")
     server, ours = algorithm.server, type(algorithm.server) in SERVERS.known

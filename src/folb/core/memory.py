@@ -43,16 +43,6 @@ class DeviceMemory(Part):
     prox: ClassVar[Any] = 0.0  # a device's proximal weight is larger by this
     sampling: Any = field(default=None, kw_only=True)  # what a sampling remembers besides; then all memory is a pair
 
-    @property
-    def shifts(self) -> bool:
-        """Whether devices are sent a shift."""
-        return self.has("shift")
-
-    @property
-    def corrects(self) -> bool:
-        """Whether it changes the server's step."""
-        return self.has("correct")
-
     def init(self, params: Params) -> tuple[Any, Any]:
         """(shared, own): the server's part, and the part of a device that was not met before."""
         raise NotImplementedError
@@ -68,11 +58,9 @@ class DeviceMemory(Part):
 
     def shift(self, shared: Any, own: Any, sent: Sent) -> Params:
         """A tree of the model's shape, for one device, if it is sent one."""
-        raise NotImplementedError
 
     def correct(self, round: Round) -> Params:
         """The server's step in place of the rule's, which is round.update.delta, if it changes that."""
-        raise NotImplementedError
 
     def algorithms(self, remembered: Any) -> Any:
         """Of what is remembered, shared or own, the algorithm's part."""

@@ -115,7 +115,6 @@ class Part:
 
     @property
     def name(self) -> str:
-        """How users call it."""
         return name_of(type(self))
 
     @property

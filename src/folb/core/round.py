@@ -86,7 +86,7 @@ def kept(algorithm: Algorithm, state: State) -> Params:
 def _model(algorithm: Algorithm, state: State) -> Params:
     """The model that devices should start from, before any codec; with what the codec left out so far."""
     sent = state.params
-    if algorithm.server.starts_ahead:
+    if algorithm.server.has("send"):
         sent = algorithm.server.send(state.memory, state.params)
         tree.check_like("server: what send(memory, params) returns", sent, state.params)
     return tree.add(sent, state.residual) if jax.tree.leaves(state.residual) else sent
@@ -126,7 +126,7 @@ def close(algorithm: Algorithm, state: State, round: Round) -> Closed:
     remembers = algorithm.memory
     start = model_sent(algorithm, state, round.key) if round.start is None else round.start
     round = round._replace(shared=state.shared, start=start)
-    if remembers is not None and remembers.shifts and algorithm.sees_gradients:
+    if remembers is not None and remembers.has("shift") and algorithm.sees_gradients:
         round = round._replace(shift=shifts(algorithm, state, round.own, round.steps, round.N))
     if algorithm.attack is not None:
         round = with_lies(algorithm.attack, round)
@@ -147,7 +147,7 @@ def close(algorithm: Algorithm, state: State, round: Round) -> Closed:
         update, seen, clip = privacy.release(algorithm, round)
         weighty = jnp.bool_(True)  # a round without replies adds its noise, too
     round = round._replace(update=update)
-    if remembers is not None and remembers.corrects:
+    if remembers is not None and remembers.has("correct"):
         corrected = remembers.correct(seen)
         tree.check_like("memory: what correct(round) returns", corrected, state.params)
         update = update._replace(delta=corrected)
@@ -198,7 +198,7 @@ def shifts(algorithm: Algorithm, state: State, own: Any, steps: Any, N: Any) -> 
     `steps` are the local steps of each device, and N is the number of devices.
     """
     memory = algorithm.memory
-    if memory is None or not memory.shifts:
+    if memory is None or not memory.has("shift"):
         return None
     shared, own = memory.algorithms(state.shared), memory.algorithms(own)
     K, sent = algorithm.selection.K, Sent(state.params, steps, algorithm.solver.lr, N)
@@ -323,7 +323,7 @@ def sizes(algorithm: Algorithm, params: Params) -> Sizes:
     asks = how.survey if how.first is None else how.first
     return Sizes(
         model=model if codecs.down is None else codecs.down.nbytes(d),
-        shift=model if memory is not None and memory.shifts else 0,
+        shift=model if memory is not None and memory.has("shift") else 0,
         reply=sum(upload_size(algorithm, upload, params) for upload in (DELTA, *algorithm.uploads)),
         gradient=upload_size(algorithm, algorithm.gradient.second, params),
         answer=0 if asks is None else nbytes(upload_shape(asks, params)),

@@ -71,12 +71,8 @@ class Update(NamedTuple):
     kept: Array | float = 1.0  # what was kept of each update's length, if the rule shortened some
 
 
-# I_k of (18): a device's inner product, less a discount for its inexact work. The functions take jax arrays, or numbers
-# on a device that computes its own weight.
-
-
 def as_printed(inner: Any, discount: Any) -> Any:
-    """I_k = inner - discount: a discount larger than the inner product reverses a device's update."""
+    """I_k of (18), inner - discount: a discount larger than the inner product reverses a device's update."""
     return inner - discount
 
 

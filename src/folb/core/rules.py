@@ -165,6 +165,10 @@ class Discounted(ByImportance):
     def alone(self) -> Mapping[str, Any]:
         return {"psi": self.psi, "flip": self.flip}
 
+    def importance(self, inner: Array, gamma: Any, square: Array) -> Array:
+        importance: Array = (as_printed if self.flip else never_flipped)(inner, self.psi * gamma * square)
+        return importance
+
 
 class FolbHetero(Discounted):
     """(18): weights I_k / sum |I_k'|, with I_k = <grad_1 f, grad F_k> - psi gamma_k ||grad_1 f||^2.
@@ -174,18 +178,12 @@ class FolbHetero(Discounted):
 
     called = "folb_hetero"
 
-    def importance(self, inner: Array, gamma: Any, square: Array) -> Array:
-        return as_printed(inner, self.psi * gamma * square)
-
 
 class FolbNeverFlip(Discounted):
     """(18), but the discount shrinks |I_k| to zero at most, so that psi cannot flip a sign."""
 
     called = "folb_never_flip"
     flip = 0.0
-
-    def importance(self, inner: Array, gamma: Any, square: Array) -> Array:
-        return never_flipped(inner, self.psi * gamma * square)
 
 
 RULES = Slot(

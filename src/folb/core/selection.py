@@ -83,7 +83,6 @@ class Sampling(Part):
 
     def remember(self, answers: Any, K: Any) -> Any:
         """What `keeps` knows of each device after the first question. Both are stacked over all devices."""
-        raise NotImplementedError
 
     def weigh(self, known: Known) -> Array | Draw:
         """A chance for each of the N devices, or for each candidate, in any scale; or a `Draw`."""
@@ -95,10 +94,9 @@ class Sampling(Part):
             raise InputError("select: scheme", self.scheme, "should be poisson, fixed or None")
         device_memory(self.keeps)
         for name, asked in (("select: survey", self.survey), ("select: first", self.first)):
-            wanted = None if asked is None else upload(asked)
-            if wanted is not None and (late := set(wanted.needs) - set(BEFORE_WORK)):
+            if asked is not None and (late := set(upload(asked).needs) - set(BEFORE_WORK)):
                 expected = f"should need none of {', '.join(sorted(late))}: devices are asked before they work"
-                raise InputError(name, wanted.name, expected)
+                raise InputError(name, upload(asked).name, expected)
         if self.first is None:
             return
         if self.keeps is None:

@@ -34,17 +34,12 @@ class ServerStep(Part):
     # function of the update, or that nobody knows. The guard needs to know, and weights are recorded times the gain.
     gain: ClassVar[Any] = math.inf
 
-    @property
-    def starts_ahead(self) -> bool:
-        """Whether devices start from another model than the server's."""
-        return self.has("send")
-
     def init(self, params: Params) -> Any:
         """The memory before the first round."""
         return ()
 
     def send(self, memory: Any, params: Params) -> Params:
-        """The model that devices start from, if that is not the server's own."""
+        """The model that devices start from, if it has this method; otherwise the server's own."""
         return params
 
     def apply(self, memory: Any, round: Round, update: Update) -> tuple[Params, Any]:

@@ -8,7 +8,7 @@ reply is the number of steps that the server took since its device started. Its 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any
 
 import jax
@@ -27,7 +27,6 @@ class Staleness(Part):
 
     def weigh(self, tau: Any) -> Any:
         """s(tau) of each reply."""
-        raise NotImplementedError
 
 
 class Constant(Staleness):
@@ -64,9 +63,7 @@ STALENESS = Slot(
 )
 
 
-@jax.tree_util.register_dataclass
-@dataclass(frozen=True)
-class Asynchrony:
+class Asynchrony(Part):
     """M devices at work; s(tau); and whether a device's model is mixed in, as FedAsync does, or its update added."""
 
     concurrency: int = field(metadata={"static": True})

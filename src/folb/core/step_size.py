@@ -31,7 +31,6 @@ class StepSize(Part):
 
     def factor(self, memory: Any, t: Any) -> Any:
         """What `lr` is multiplied by in round t: 1, 2, and so on."""
-        raise NotImplementedError
 
     def update(self, memory: Any, round: Round) -> Any:
         """The memory after a round."""

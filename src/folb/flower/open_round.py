@@ -40,7 +40,7 @@ _with_noise = jax.jit(privacy.with_noise)
 
 def shifts(algorithm: Algorithm, state: State, own: Any, steps: Any, N: Any) -> Any:
     """`round.shifts`; where nothing is sent, there is no program to compile."""
-    sent = algorithm.memory is not None and algorithm.memory.shifts
+    sent = algorithm.memory is not None and algorithm.memory.has("shift")
     return _shifts(algorithm, state, own, steps, N) if sent else None
 
 
@@ -386,7 +386,7 @@ def questions(
     """The questions of round t. `arrays` is the server's model: a server step or a codec may send another one."""
     params, codec, key = state.params, algorithm.compression.down, np.asarray(core_round.shared_words(seed, t))
     start = None
-    if codec is not None or algorithm.server.starts_ahead:
+    if codec is not None or algorithm.server.has("send"):
         ahead = core_round.model_encoded(algorithm, state, key)
         ahead = {name: np.asarray(ahead[name]) for name in (params if codec is None else ahead)}
         start = None if codec is None else codec.decoded(ahead, key, params)
