@@ -99,10 +99,10 @@ def test_a_method_is_used_if_there_is_one():
         def apply(self, memory, round, update):
             return round.params, memory
 
-    assert Ahead().starts_ahead and not Halved().starts_ahead
+    assert Ahead().has("send") and not Halved().has("send")
     memories = MEMORIES.parts
-    assert {name for name, kind in memories.items() if not kind().shifts} == {"fedvarp"}
-    assert {name for name, kind in memories.items() if kind().corrects} == {"feddyn", "fedvarp", "adabest"}
+    assert {name for name, kind in memories.items() if not kind().has("shift")} == {"fedvarp"}
+    assert {name for name, kind in memories.items() if kind().has("correct")} == {"feddyn", "fedvarp", "adabest"}
 
 
 def test_a_value_and_a_name_are_the_same_algorithm():

@@ -18,7 +18,7 @@ from folb.core.gradient import GRADIENTS, Exact, GradientSource
 from folb.core.guard import GUARDS, Guard
 from folb.core.liars import ATTACKS, Lies
 from folb.core.memory import DeviceMemory, device_memory
-from folb.core.part import FLAG, Part, Range, Slot, described, setting
+from folb.core.part import FLAG, Part, Range, Slot, described, setting, with_values
 from folb.core.privacy import PRIVACIES, Privacy, finished
 from folb.core.robust import ROBUST, Robust, check_enough
 from folb.core.rules import RULES, Mean, Rule
@@ -100,9 +100,7 @@ class Origin:
             if slot not in SLOTS and path not in self.others.settings:
                 raise_unknown("setting", path, [*hints(), "uploads"])
             of.setdefault(slot if slot in SLOTS else "", {})[name if slot in SLOTS else path] = value
-        usual = Others().settings
-        plain = {name: value for name, value in of.pop("", {}).items() if value is not None or usual[name] is None}
-        others = Others(**{**self.others.settings, **plain})
+        others = with_values(self.others, of.pop("", {}))
         others.check()
         if others.concurrency is not None and self.parts["staleness"] is None and of.get("staleness"):
             of["staleness"].setdefault("", Polynomial())  # the default, of which these are settings
@@ -203,7 +201,6 @@ class Algorithm:
 
     @property
     def name(self) -> str:
-        """Its name, if it has one."""
         return self.origin.name
 
     @property
@@ -218,16 +215,6 @@ class Algorithm:
     def but(self, **fields: Any) -> Algorithm:
         """The same with other values in its record; nothing is checked, and nothing else follows from it."""
         return Algorithm(**{**vars(self), **fields})
-
-    @property
-    def second_upload(self) -> Upload:
-        """What a device of S_2 sends, and nothing else."""
-        return self.gradient.second
-
-    @property
-    def second_works(self) -> bool:
-        """Whether a device of S_2 has to work for what it sends."""
-        return self.gradient.works
 
     @property
     def sees_gradients(self) -> bool:
@@ -252,8 +239,11 @@ def _made(origin: Origin) -> Algorithm:
     if solver.epochs is not None and solver.unit == "step":
         solver = replace(solver, unit="epoch")
     if memory is not None:
-        solver = _paced(solver, memory)
-    average = parts["average"] or AVERAGES.parts[parts["server"].average]()
+        solver = replace(solver, lr=solver.lr * memory.pace, mu=solver.mu + memory.prox)
+    asynchrony, K = None, select.mean or select.enough
+    if others.concurrency is not None:
+        M = K if others.concurrency == "K" else int(others.concurrency)
+        asynchrony = Asynchrony(M, parts["staleness"] or Polynomial(), others.mixing)
     made = finished(
         Algorithm(
             **{name: parts[name] for name in AS_GIVEN},
@@ -261,8 +251,8 @@ def _made(origin: Origin) -> Algorithm:
             solver=solver,
             uploads=tuple(_uploads(origin, select)),
             memory=memory,
-            asynchrony=_asynchrony(others, select.mean or select.enough, parts["staleness"]),
-            average=average,
+            asynchrony=asynchrony,
+            average=parts["average"] or AVERAGES.parts[parts["server"].average](),
             compression=compression(parts["compress_up"], parts["compress_down"], others.error_feedback),
             attack=None if parts["attack"] is None else parts["attack"].record,
             clamp_gamma=others.clamp_gamma,
@@ -271,19 +261,8 @@ def _made(origin: Origin) -> Algorithm:
     )
     conflicts.check(made)
     if made.robust is not None:
-        check_enough(made.robust, select.mean or select.enough)
+        check_enough(made.robust, K)
     return made
-
-
-def _paced(solver: Solver, memory: DeviceMemory) -> Solver:
-    return replace(solver, lr=solver.lr * memory.pace, mu=solver.mu + memory.prox)
-
-
-def _asynchrony(others: Others, K: int, staleness: Any) -> Asynchrony | None:
-    if others.concurrency is None:
-        return None
-    M = K if others.concurrency == "K" else int(others.concurrency)
-    return Asynchrony(M, Polynomial() if staleness is None else staleness, others.mixing)
 
 
 def _uploads(origin: Origin, select: Selection) -> Iterator[Upload]:

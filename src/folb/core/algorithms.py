@@ -58,7 +58,7 @@ class Named:
     def _check_choice(self, slot: Slot[Any], value: Any) -> None:
         """Raise for a part of folb that this algorithm may not have in the slot, or for none."""
         if slot.record is not None and isinstance(value, slot.record):
-            value = getattr(value, slot.inside)
+            value = slot.part_of(value)
         kind = value if isinstance(value, type) else type(value)
         known = {kind: name for name, kind in slot.parts.items()}
         name = value if isinstance(value, str) else known.get(kind, "none" if value is None and slot.optional else None)
@@ -79,13 +79,12 @@ class Named:
         usual, known = self.made.settings, hints()
         settings: dict[str, Any] = {}
         for name in self._slots:
-            slot, names, part = SLOTS[name], self.only.get(name), self.made.origin.parts[name]
+            slot, names = SLOTS[name], self.only.get(name)
             if names is None or len(names) > 1 or name == "rule":  # a user's own rule is free
                 settings[name] = slot.choice(names)
             own = slot.fields_of(names)
             settings |= {path: known[path] for path in slot.fields if path in own}
-            inside = part if slot.record is None else getattr(part, slot.inside)
-            if inside is not None:
+            if (inside := slot.part_of(self.made.origin.parts[name])) is not None:
                 settings |= {slot.spelt(field): hint for field, hint in described(type(inside)).items()}
         settings |= {path: known[path] for path in USUAL.others.settings}
         if not self.proximal:
@@ -170,32 +169,21 @@ fedasync = _named(
     mixing=True,
     mu=0.005,
 )
-fednu_direct = _named(
-    "fednu_direct",
-    "FedNu with the LB-near-optimal selection (7), computed from the gradients of all N devices.",
-    {"select": ("direct",), "rule": ("mean", "signed")},
-    select="direct",
-    mu=0.01,
+fednu_direct, fednu_norm = (
+    _named(f"fednu_{name}", says, {"select": (name,), "rule": ("mean", "signed")}, select=name, mu=0.01)
+    for name, says in {
+        "direct": "FedNu with the LB-near-optimal selection (7), computed from the gradients of all N devices.",
+        "norm": "FedNu with P_k proportional to ||grad F_k||, the approximation of (7) in Sec. III-D.",
+    }.items()
 )
-fednu_norm = _named(
-    "fednu_norm",
-    "FedNu with P_k proportional to ||grad F_k||, the approximation of (7) in Sec. III-D.",
-    {"select": ("norm",), "rule": ("mean", "signed")},
-    select="norm",
-    mu=0.01,
-)
-folb = _named(
-    "folb", "FOLB with one set of devices (13): the version of the paper's experiments.", rule="folb", mu=0.01
-)
-folb_two_set = _named(
-    "folb_two_set", "FOLB with two independent sets of devices (9), Algorithm 2.", rule="folb_two_set", mu=0.01
-)
-folb_hetero = _named("folb_hetero", "FOLB, heterogeneity-aware (18), exactly as printed.", rule="folb_hetero", mu=0.01)
-folb_never_flip = _named(
-    "folb_never_flip",
-    "(18) with a discount that shrinks a weight to zero at most, and never changes its sign.",
-    rule="folb_never_flip",
-    mu=0.01,
+folb, folb_two_set, folb_hetero, folb_never_flip = (
+    _named(name, says, rule=name, mu=0.01)
+    for name, says in {
+        "folb": "FOLB with one set of devices (13): the version of the paper's experiments.",
+        "folb_two_set": "FOLB with two independent sets of devices (9), Algorithm 2.",
+        "folb_hetero": "FOLB, heterogeneity-aware (18), exactly as printed.",
+        "folb_never_flip": "(18) with a discount that shrinks a weight to zero at most, and never changes its sign.",
+    }.items()
 )
 
 

@@ -22,14 +22,11 @@ class Average(Part):
 
     def init(self, params: Params) -> Any:
         """The memory before the first round."""
-        raise NotImplementedError
 
     def update(self, memory: Any, params: Params) -> Any:
         """The memory after a round."""
-        raise NotImplementedError
 
     def model(self, memory: Any, params: Params) -> Params:
-        """The model."""
         raise NotImplementedError
 
 
@@ -39,15 +36,12 @@ class ServerModel(Average):
     called = "none"
 
     def init(self, params: Params) -> tuple[()]:
-        """None."""
         return ()
 
     def update(self, memory: tuple[()], params: Params) -> tuple[()]:
-        """None."""
         return ()
 
     def model(self, memory: tuple[()], params: Params) -> Params:
-        """As it is."""
         return params
 
 
@@ -58,16 +52,13 @@ class Ema(Average):
     rate: float = setting("the weight of earlier models", below(1), default=0.7)
 
     def init(self, params: Params) -> tuple[Params, Any]:
-        """Both sums are 0."""
         return jax.tree.map(jnp.zeros_like, params), jnp.float32(0)
 
     def update(self, memory: tuple[Params, Any], params: Params) -> tuple[Params, Any]:
-        """Both sums, with one more model."""
         total, count = memory
         return tree.add(params, total, self.rate), self.rate * count + 1
 
     def model(self, memory: tuple[Params, Any], params: Params) -> Params:
-        """Their ratio."""
         total, count = memory
         return jax.tree.map(lambda s, w: jnp.where(count > 0, s / jnp.where(count > 0, count, 1.0), w), total, params)
 
@@ -78,15 +69,12 @@ class LastTwo(Average):
     called = "last_two"
 
     def init(self, params: Params) -> tuple[Params, Params]:
-        """The first model is both."""
         return params, params
 
     def update(self, memory: tuple[Params, Params], params: Params) -> tuple[Params, Params]:
-        """The last one, and this one."""
         return memory[1], params
 
     def model(self, memory: tuple[Params, Params], params: Params) -> Params:
-        """Their mean."""
         return jax.tree.map(lambda a, b: (a + b) / 2, *memory)
 
 

@@ -17,7 +17,6 @@ from folb.core.memory import DeviceMemory, Sent
 from folb.core.part import Slot, at_least, below, more_than, one_of, setting, up_to, whole
 from folb.core.rules import Round, fraction
 from folb.core.vector import scaled, zeros
-from folb.errors import InputError
 from folb.typing import Params
 
 
@@ -28,7 +27,6 @@ def _came(round: Round) -> Array:
 
 def _mean_of_all(round: Round, total: Params) -> Params:
     """The mean over all devices, from their sum. Sums are kept, and not means: on real devices N changes."""
-    assert round.N is not None
     return scaled(total, 1.0 / round.N)
 
 
@@ -36,10 +34,6 @@ def _mean(round: Round, stack: Params, weights: Array | float = 1.0) -> Params:
     """The mean of weights_k a_k over the devices that replied."""
     came = _came(round)
     return tree.combine(fraction(came, jnp.sum(came)) * weights, stack)
-
-
-def _two_zeros(params: Params) -> tuple[Params, Params]:
-    return zeros(params), zeros(params)
 
 
 class Scaffold(DeviceMemory):
@@ -54,33 +48,26 @@ class Scaffold(DeviceMemory):
 
     @property
     def uploads(self) -> tuple[str, ...]:
-        """Option 1 needs the gradient."""
         return ("grad",) if self.option == "1" else ()
 
     @property
     def one_size(self) -> bool:
-        """Option 2 divides by the size of a step."""
         return self.option == "2"
 
     def init(self, params: Params) -> tuple[Params, Params]:
         """The sum of all c_k, and c_k."""
-        return _two_zeros(params)
+        return zeros(params), zeros(params)
 
     def update(self, round: Round) -> tuple[Params, Params]:
-        """Both, by the option."""
         if self.option == "1":
-            if round.grad is None:
-                raise InputError("uploads", (), "option 1 of SCAFFOLD needs the devices' gradients: should have 'grad'")
             new = round.grad
         else:
-            assert round.steps is not None and round.lr is not None
             rate = fraction(_came(round), round.steps * round.lr)
             c = _mean_of_all(round, round.shared)
             new = jax.vmap(lambda c_k, d, r: tree.add(tree.sub(c_k, c), d, -r))(round.own, round.delta, rate)
         return tree.add(round.shared, tree.combine(_came(round), tree.sub(new, round.own))), new
 
     def shift(self, shared: Params, own: Params, sent: Sent) -> Params:
-        """c - c_k."""
         return tree.sub(scaled(shared, 1.0 / sent.N), own)
 
 
@@ -94,24 +81,19 @@ class FedDyn(DeviceMemory):
 
     @property
     def prox(self) -> Any:
-        """Of alpha/2 ||w - w^t||^2."""
         return self.alpha
 
     def init(self, params: Params) -> tuple[Params, Params]:
         """N h, the sum of all h_k, and h_k."""
-        return _two_zeros(params)
+        return zeros(params), zeros(params)
 
     def update(self, round: Round) -> tuple[Params, Params]:
-        """Both."""
         return self._sum(round), tree.add(round.own, round.delta, -self.alpha)
 
     def shift(self, shared: Any, own: Params, sent: Sent) -> Params:
-        """-h_k."""
         return scaled(own, -1.0)
 
     def correct(self, round: Round) -> Params:
-        """Less h / alpha."""
-        assert round.update is not None
         return tree.add(round.update.delta, _mean_of_all(round, self._sum(round)), -1.0 / self.alpha)
 
     def _sum(self, round: Round) -> Params:
@@ -127,16 +109,13 @@ class FedVARP(DeviceMemory):
 
     def init(self, params: Params) -> tuple[Params, Params]:
         """The sum of all y_k, and y_k."""
-        return _two_zeros(params)
+        return zeros(params), zeros(params)
 
     def update(self, round: Round) -> tuple[Params, Params]:
-        """Both."""
         change = tree.combine(_came(round), tree.sub(round.delta, round.own))
         return tree.add(round.shared, change), round.delta
 
     def correct(self, round: Round) -> Params:
-        """The step."""
-        assert round.update is not None
         known = tree.combine(round.update.weights, round.own)
         return tree.add(_mean_of_all(round, round.shared), tree.sub(round.update.delta, known))
 
@@ -144,6 +123,7 @@ class FedVARP(DeviceMemory):
 class FedCM(DeviceMemory):
     """FedCM (Xu et al., 2021): a local step is alpha g + (1 - alpha) m, with m = -mean_k Delta_k / (lr J_k)."""
 
+    one_size = True
     alpha: float = setting("alpha", up_to(1), default=0.1)
 
     @property
@@ -151,23 +131,15 @@ class FedCM(DeviceMemory):
         """Of alpha (g + (1 - alpha) / alpha m)."""
         return self.alpha
 
-    @property
-    def one_size(self) -> bool:
-        """m divides by the size of a step."""
-        return True
-
     def init(self, params: Params) -> tuple[Params, tuple[()]]:
         """m = 0, the same for all devices."""
         return zeros(params), ()
 
     def update(self, round: Round) -> tuple[Params, tuple[()]]:
-        """m."""
-        assert round.steps is not None and round.lr is not None
         # round.lr is alpha times the size of a step along alpha g + (1 - alpha) m
         return _mean(round, round.delta, -fraction(_came(round), round.steps * (round.lr / self.alpha))), ()
 
     def shift(self, shared: Params, own: Any, sent: Sent) -> Params:
-        """(1 - alpha) / alpha m."""
         return scaled(shared, (1 - self.alpha) / self.alpha)
 
 
@@ -177,12 +149,8 @@ class MimeLite(DeviceMemory):
     The server then renews m with the mean of the full gradients: m <- beta m + (1 - beta) mean_k grad F_k.
     """
 
+    uploads = ("grad",)
     beta: float = setting("beta", below(1), default=0.9)
-
-    @property
-    def uploads(self) -> tuple[str, ...]:
-        """The full gradients."""
-        return ("grad",)
 
     @property
     def pace(self) -> Any:
@@ -194,13 +162,9 @@ class MimeLite(DeviceMemory):
         return zeros(params), ()
 
     def update(self, round: Round) -> tuple[Params, tuple[()]]:
-        """m."""
-        if round.grad is None:
-            raise InputError("uploads", (), "MimeLite needs the devices' gradients: should have 'grad'")
         return tree.add(scaled(round.shared, self.beta), _mean(round, round.grad), 1 - self.beta), ()
 
     def shift(self, shared: Params, own: Any, sent: Sent) -> Params:
-        """beta / (1 - beta) m."""
         return scaled(shared, self.beta / (1 - self.beta))
 
 
@@ -210,13 +174,9 @@ class GHBM(DeviceMemory):
     m is 0 until there were tau rounds. tau is best about N/K.
     """
 
+    one_size = True
     tau: int = setting("how many rounds it looks back; best about N/K", whole(1, 10**4), default=10)
     beta: float = setting("beta", below(1), default=0.9)
-
-    @property
-    def one_size(self) -> bool:
-        """The shift divides by the size of a step."""
-        return True
 
     def init(self, params: Params) -> tuple[tuple[Params, Array], tuple[()]]:
         """The last tau models, the oldest first, and how many rounds there were."""
@@ -224,13 +184,11 @@ class GHBM(DeviceMemory):
         return (queue, jnp.int32(0)), ()
 
     def update(self, round: Round) -> tuple[Any, tuple[()]]:
-        """One more model."""
         queue, count = round.shared
         following = jax.tree.map(lambda q, w: jnp.concatenate([q[1:], w[None]]), queue, round.params)
         return (following, count + 1), ()
 
     def shift(self, shared: Any, own: Any, sent: Sent) -> Params:
-        """beta m / (lr J_k)."""
         queue, count = shared
         rate = self.beta * fraction(jnp.float32(1), sent.steps * sent.lr * self.tau)
         rate = jnp.where(count >= self.tau, rate, 0.0)
@@ -251,26 +209,20 @@ class AdaBest(DeviceMemory):
         return params, (zeros(params), jnp.int32(0))
 
     def update(self, round: Round) -> tuple[Params, Any]:
-        """All three."""
-        assert round.update is not None and round.t is not None
         h, last = round.own
         age = jnp.maximum(round.t - last, 1).astype(jnp.float32)
         new = jax.vmap(lambda h, d, age: tree.add(scaled(h, 1 / age), d, -self.mu))(h, round.delta, age)
         return _mean_model(round), (new, jnp.full_like(last, round.t))
 
     def shift(self, shared: Any, own: Any, sent: Sent) -> Params:
-        """-h_k."""
         return scaled(own[0], -1.0)
 
     def correct(self, round: Round) -> Params:
-        """The mean update, and beta times the last move."""
-        assert round.update is not None
         return tree.add(round.update.delta, tree.sub(_mean_model(round), round.shared), self.beta)
 
 
 def _mean_model(round: Round) -> Params:
     """The mean of the devices' models."""
-    assert round.update is not None
     return tree.add(round.params if round.start is None else round.start, round.update.delta)
 
 

@@ -7,7 +7,7 @@ steps.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -27,10 +27,7 @@ BITS_RANGE = Range(lambda bits: bits in BITS, f"should be one of {', '.join(map(
 class GradientSource(Part):
     """What stands for grad F_k in a rule: what devices send for it, and how the server reads that."""
 
-    @property
-    def upload(self) -> Upload | None:
-        """What a device of S_1 sends for it; None: nothing more than its update."""
-        return GRAD
+    upload: ClassVar[Any] = GRAD  # what a device of S_1 sends for it; None: nothing more than its update
 
     @property
     def second(self) -> Upload:
@@ -59,24 +56,14 @@ class Sketch(GradientSource):
 
     @property
     def upload(self) -> Upload:
-        """The sketch."""
         return sketch(self.m, self.bits)
 
     def view(self, round: Round) -> Round:
         """Sketches in place of gradients, and sketches of what they are compared with."""
-
-        def decode(sent: Any) -> Array:
-            return unpacked(sent, self.m, self.bits)
-
-        second = round.second
-        if second is not None:
-            second = second._replace(grad=jax.vmap(decode)(second.grad))
-        assert round.key is not None
-
-        def again(stack: Params) -> Array:
-            return jax.vmap(lambda a: sketched(a, round.key, self.m))(stack)
-
-        grad = jax.vmap(decode)(round.sent["sketch"])
+        decoded: Any = jax.vmap(lambda sent: unpacked(sent, self.m, self.bits))
+        again: Any = jax.vmap(lambda a: sketched(a, round.key, self.m))
+        second = None if round.second is None else round.second._replace(grad=decoded(round.second.grad))
+        grad = decoded(round.sent["sketch"])
         downhill = None if round.shift is None else grad + again(round.shift)
         return round._replace(grad=grad, compared=again(round.delta), downhill=downhill, second=second)
 
@@ -84,23 +71,17 @@ class Sketch(GradientSource):
 class Proxy(GradientSource):
     """-Delta_k / (lr J_k), the mean gradient of the device's own steps: nothing is sent."""
 
-    @property
-    def upload(self) -> None:
-        """Nothing."""
-        return None
+    upload = None
 
     def view(self, round: Round) -> Round:
         """The mean gradients of the steps, without what a memory added to them."""
-        assert round.steps is not None and round.lr is not None
-        lr = round.lr
 
         def slopes(delta: Params, steps: Array, times: Array) -> Params:
-            rate = fraction((times > 0).astype(jnp.float32), steps * lr)
+            rate = fraction((times > 0).astype(jnp.float32), steps * round.lr)
             return jax.vmap(scaled)(delta, -rate)
 
         second = round.second
         if second is not None:
-            assert second.steps is not None
             second = Gradients(slopes(second.grad, second.steps, second.times), *second[1:])
         slope = slopes(round.delta, round.steps, round.times)
         grad = slope if round.shift is None else tree.sub(slope, round.shift)

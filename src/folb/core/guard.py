@@ -78,7 +78,6 @@ class Guard(Part):
     def bounded(self, round: Round) -> Round:
         """The round for a memory or a server step: screened, in its own units, and clipped to median norms."""
         sound = screened(round)
-        assert round.grad is not None
         counted = sound.times > 0
 
         def short(stack: Any) -> Any:
@@ -114,7 +113,7 @@ def check_around(algorithm: Algorithm) -> None:
         which = f"{robust.name} with buckets" if robust.bucket != 1 else robust.name
         expected = "should be norm_bound or none if guarded: in others a device may have more weight than c/K"
         raise InputError("robust", which, f"{expected}; {OTHERWISE}")
-    if (memory := algorithm.memory) is not None and memory.corrects:
+    if (memory := algorithm.memory) is not None and memory.has("correct"):
         expected = "should be none, or without `correct`, if guarded: it changes the step after the weights are bounded"
         raise InputError("memory", memory.name, f"{expected}; {OTHERWISE}")
     server, ours = algorithm.server, type(algorithm.server) in SERVERS.known
@@ -161,7 +160,6 @@ def screened(round: Round) -> Round:
 
 def _vouched(sound: Round) -> Array:
     """Whether the others vouch for each device: <grad F_k, g> > 0, where g is the reference without its own part."""
-    assert sound.grad is not None
     norm = tree.norms(sound.grad)
     own = sound.times * _even_correction(sound) * norm * jnp.minimum(norm, 1.0)
     # alone in a round, a device has both sides equal: rounding must not decide

@@ -9,7 +9,6 @@ from typing import Any, ClassVar, NamedTuple
 
 from folb.core.part import Part, Range, at_least, more_than, name_of, setting
 from folb.core.vector import each, namespace, norm, scaled, zeros
-from folb.errors import InputError
 from folb.typing import Params
 
 NEAR_ONE, NEAR_ZERO = 1 - 2**-25, 2**-126  # beyond them a number is 1 or 0 in 32 bits, and a step divides by zero
@@ -40,19 +39,11 @@ class LocalStep(Part):
         """The total weight of the gradients in J steps: how far they go along one that stays, in units of lr."""
         return J
 
-    def check(self, spelt: Any = str) -> None:
-        """Its settings, and its name."""
-        super().check(spelt)
-        if LOCAL_STEPS.get(self.name, type(self)) is not type(self):
-            expected = "should have another name: a device finds a step by its name, and folb has a step of this name"
-            raise InputError("local", self.name, expected)
-
 
 class Sgd(LocalStep):
     """-lr g."""
 
     def apply(self, g: Params, state: Any, lr: Any) -> tuple[Params, Any]:
-        """That."""
         return scaled(g, -lr), state
 
 
@@ -62,11 +53,9 @@ class Momentum(LocalStep):
     beta: float = setting("momentum", SHARE, default=0.9)
 
     def init(self, params: Params) -> Params:
-        """v = 0."""
         return zeros(params)
 
     def apply(self, g: Params, state: Params, lr: Any) -> tuple[Params, Params]:
-        """Both."""
         v = each(lambda v, g: self.beta * v + g, state, g)
         return scaled(v, -lr), v
 
@@ -97,12 +86,10 @@ class DeltaSgd(LocalStep):
     delta: float = setting("delta", at_least(0), default=0.1)
 
     def init(self, params: Params) -> Pace:
-        """No step yet."""
         zero = norm(params) * 0
         return Pace(zeros(params), zero - 1, zero + 1, zero)
 
     def apply(self, g: Params, state: Pace, lr: Any) -> tuple[Params, Pace]:
-        """-eta_j g."""
         change = norm(each(lambda new, old: new - old, g, state.g))
         xp = namespace(change)
         first = state.lr < 0
@@ -131,11 +118,9 @@ class Adam(LocalStep):
     eps: float = setting("eps", Range(lambda eps: eps >= NEAR_ZERO, "should be more than 0, in 32 bits"), default=1e-8)
 
     def init(self, params: Params) -> Moments:
-        """Means over no gradients."""
         return Moments(zeros(params), zeros(params), norm(params) * 0)
 
     def apply(self, g: Params, state: Moments, lr: Any) -> tuple[Params, Moments]:
-        """The move, and the means with one more gradient."""
         beta, beta2 = self.beta, self.beta2
         m = each(lambda m, g: beta * m + (1 - beta) * g, state.m, g)
         v = each(lambda v, g: beta2 * v + (1 - beta2) * g * g, state.v, g)

@@ -8,7 +8,7 @@ rejected, the memory of its device does not change.
 from __future__ import annotations
 
 from dataclasses import field, replace
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -37,37 +37,11 @@ class DeviceMemory(Part):
     """
 
     needed = ("init", "update")
+    uploads: ClassVar[Any] = ()  # what `update` needs of the devices
+    one_size: ClassVar[Any] = False  # whether it divides by the size of a local step
+    pace: ClassVar[Any] = 1.0  # a device's steps are so many times as long
+    prox: ClassVar[Any] = 0.0  # a device's proximal weight is larger by this
     sampling: Any = field(default=None, kw_only=True)  # what a sampling remembers besides; then all memory is a pair
-
-    @property
-    def shifts(self) -> bool:
-        """Whether devices are sent a shift."""
-        return self.has("shift")
-
-    @property
-    def corrects(self) -> bool:
-        """Whether it changes the server's step."""
-        return self.has("correct")
-
-    @property
-    def uploads(self) -> tuple[str, ...]:
-        """What `update` needs of the devices."""
-        return ()
-
-    @property
-    def one_size(self) -> bool:
-        """Whether it divides by the size of a local step."""
-        return False
-
-    @property
-    def pace(self) -> Any:
-        """A device's steps are so many times as long."""
-        return 1.0
-
-    @property
-    def prox(self) -> Any:
-        """A device's proximal weight is larger by this."""
-        return 0.0
 
     def init(self, params: Params) -> tuple[Any, Any]:
         """(shared, own): the server's part, and the part of a device that was not met before."""
@@ -84,11 +58,9 @@ class DeviceMemory(Part):
 
     def shift(self, shared: Any, own: Any, sent: Sent) -> Params:
         """A tree of the model's shape, for one device, if it is sent one."""
-        raise NotImplementedError
 
     def correct(self, round: Round) -> Params:
         """The server's step in place of the rule's, which is round.update.delta, if it changes that."""
-        raise NotImplementedError
 
     def algorithms(self, remembered: Any) -> Any:
         """Of what is remembered, shared or own, the algorithm's part."""
@@ -107,11 +79,9 @@ class Nothing(DeviceMemory):
     """The memory of an algorithm that has none, beside that of its sampling."""
 
     def init(self, params: Params) -> tuple[Any, Any]:
-        """Nothing."""
         return (), ()
 
     def update(self, round: Round) -> tuple[Any, Any]:
-        """As it is."""
         return round.shared, round.own
 
 
@@ -158,7 +128,7 @@ class Rows(NamedTuple):
 
     rows: Any
     place: Array | None = None
-    met: Array | None = None
+    met: Any = None
     first: Any = None
 
 
@@ -191,13 +161,12 @@ def scattered(memory: Any, device: Array, changed: Array, values: Any) -> Any:
     if not isinstance(memory, Rows):
         return tuple(scattered(one, device, changed, new) for one, new in zip(memory, values, strict=True))
     nowhere = 2**31 - 1  # out of bounds: not written
-    if memory.place is None or memory.met is None:
-        to = jnp.where(changed, device, nowhere)
-        return Rows(jax.tree.map(lambda rows, new: rows.at[to].set(new, mode="drop"), memory.rows, values))
-    known = memory.place[device]
-    new = changed & (known < 0)
-    place = jnp.where(new, memory.met + jnp.cumsum(new) - 1, known).astype(jnp.int32)
+    place, whose = device, jnp.where(changed, device, nowhere)
+    if memory.place is not None:
+        known = memory.place[device]
+        new = changed & (known < 0)
+        place = jnp.where(new, memory.met + jnp.cumsum(new) - 1, known).astype(jnp.int32)
+        places = memory.place.at[whose].set(place, mode="drop")
+        memory = memory._replace(place=places, met=memory.met + jnp.sum(new))
     to = jnp.where(changed, place, nowhere)
-    rows = jax.tree.map(lambda rows, new: rows.at[to].set(new, mode="drop"), memory.rows, values)
-    places = memory.place.at[jnp.where(changed, device, nowhere)].set(place, mode="drop")
-    return Rows(rows, places, memory.met + jnp.sum(new), memory.first)
+    return memory._replace(rows=jax.tree.map(lambda rows, new: rows.at[to].set(new, mode="drop"), memory.rows, values))

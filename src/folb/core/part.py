@@ -12,17 +12,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import MISSING, dataclass, field, fields, replace
 from functools import cached_property
 from numbers import Integral
-from typing import (
-    Annotated,
-    Any,
-    ClassVar,
-    Generic,
-    Literal,
-    NamedTuple,
-    TypeVar,
-    dataclass_transform,
-    get_type_hints,
-)
+from typing import Annotated, Any, ClassVar, Generic, Literal, NamedTuple, TypeVar, dataclass_transform, get_type_hints
 
 from folb.errors import InputError, check, check_number, choose
 
@@ -36,27 +26,22 @@ class Range(NamedTuple):
 
 
 def at_least(low: float) -> Range:
-    """From `low` on."""
     return Range(lambda value: value >= low, f"should be at least {low:g}")
 
 
 def more_than(low: float) -> Range:
-    """Above `low`."""
     return Range(lambda value: value > low, f"should be more than {low:g}")
 
 
 def between(low: float, high: float) -> Range:
-    """From `low` to `high`."""
     return Range(lambda value: (value >= low) & (value <= high), f"should be from {low:g} to {high:g}")
 
 
 def below(high: float, low: float = 0.0) -> Range:
-    """From `low` to less than `high`."""
     return Range(lambda value: (value >= low) & (value < high), f"should be at least {low:g} and less than {high:g}")
 
 
 def up_to(high: float, low: float = 0.0) -> Range:
-    """More than `low`, and at most `high`."""
     return Range(lambda value: (value > low) & (value <= high), f"should be more than {low:g} and at most {high:g}")
 
 
@@ -73,7 +58,6 @@ def whole(low: int, high: int, *, number: bool = False) -> Range:
 
 
 def one_of(*words: str) -> Range:
-    """One of these words."""
     return Range(
         lambda value: isinstance(value, str) and value in words, f"should be one of {', '.join(words)}", number=False
     )
@@ -131,12 +115,10 @@ class Part:
 
     @property
     def name(self) -> str:
-        """How users call it."""
         return name_of(type(self))
 
     @property
     def settings(self) -> dict[str, Any]:
-        """The values of its settings."""
         return {name: getattr(self, name) for name in settings_of(type(self))}
 
     def has(self, method: str) -> bool:
@@ -183,8 +165,6 @@ def _spelt(value: Any) -> str:
 
 
 P = TypeVar("P", bound="Part")
-
-
 KEEP: Any = object()  # stands for a part that is not given
 
 
@@ -206,11 +186,9 @@ class Slot(Generic[P]):
 
     @cached_property
     def parts(self) -> dict[str, type[P]]:
-        """The parts by name."""
         return {name_of(kind): kind for kind in self.known}
 
     def spelt(self, name: str) -> str:
-        """The path to a field."""
         return f"{self.name}.{name}"
 
     def choice(self, names: Iterable[str] | None = None) -> Any:
@@ -221,12 +199,13 @@ class Slot(Generic[P]):
     @cached_property
     def fields(self) -> dict[str, Any]:
         """The settings of its record and of its parts as types with a line of help: whose they are, and by default."""
-        known = {} if self.record is None else {self.spelt(name): one for name, one in described(self.record).items()}
+        known = {} if self.record is None else described(self.record)
         of: dict[str, list[tuple[str, Any]]] = {}
         for part, kind in self.parts.items():
             for name, one in settings_of(kind).items():
                 of.setdefault(name, []).append((part, one))
-        return known | {self.spelt(name): self._described(those) for name, those in of.items()}
+        known |= {name: self._described(those) for name, those in of.items()}
+        return {self.spelt(name): one for name, one in known.items()}
 
     def fields_of(self, names: Iterable[str] | None = None) -> set[str]:
         """The paths to the settings of its record and of its parts, all or some."""
@@ -251,15 +230,16 @@ class Slot(Generic[P]):
 
     def values(self, made: Any) -> dict[str, Any]:
         """The settings of what is in the slot: its name, and its fields by their paths."""
+        part = self.part_of(made)
+        known: dict[str, Any] = {} if part is None else part.settings
         if self.record is not None:
-            own = {self.spelt(name): value for name, value in made.settings.items()}
-            return self._values(getattr(made, self.inside)) | own
-        return self._values(made)
+            known |= made.settings
+        return {self.name: part and part.name, **{self.spelt(name): value for name, value in known.items()}}
 
-    def _values(self, part: P | None) -> dict[str, Any]:
-        if part is None:
-            return {self.name: None}
-        return {self.name: part.name, **{self.spelt(name): value for name, value in part.settings.items()}}
+    def part_of(self, made: Any) -> P | None:
+        """The part itself, if what is in the slot is a record that has it."""
+        part: P | None = made if self.record is None else getattr(made, self.inside)
+        return part
 
     def changed(self, made: Any, given: Mapping[str, Any]) -> Any:
         """What is in the slot, with another part ("" in `given`), or with other values of fields; checked.
@@ -274,10 +254,9 @@ class Slot(Generic[P]):
         if isinstance(wanted, self.record):
             _check_unfinished(self.name, wanted, self.record)
             made, wanted = wanted, KEEP
-        shared = settings_of(self.record)
-        inner = {name: value for name, value in values.items() if name not in shared}
-        part = self._changed(getattr(made, self.inside), wanted, inner)
-        made = _with(replace(made, **{self.inside: part}), {name: values[name] for name in values if name in shared})
+        own = {name: values.pop(name) for name in settings_of(self.record) if name in values}
+        part = self._changed(self.part_of(made), wanted, values)
+        made = with_values(replace(made, **{self.inside: part}), own)
         made.check(self.spelt)
         return made
 
@@ -294,7 +273,7 @@ class Slot(Generic[P]):
             return None
         check_part(self.name, made, self.base)
         self._check_own(made)
-        made = _with(made, {name: value for name, value in values.items() if name in known})
+        made = with_values(made, {name: value for name, value in values.items() if name in known})
         made.check(self.spelt)
         return made
 
@@ -314,11 +293,10 @@ class Slot(Generic[P]):
             wanted = self.parts[choose(self.name, wanted, self.parts)]
         if isinstance(wanted, type) and issubclass(wanted, self.base):
             return made if type(made) is wanted else wanted()
-        if isinstance(wanted, self.base):
-            _check_unfinished(self.name, wanted, self.base)
         if not isinstance(wanted, self.base):
             expected = f"should be one of {', '.join(self.parts)}, or a folb.{self.base.__name__}"
             raise InputError(self.name, wanted, expected)
+        _check_unfinished(self.name, wanted, self.base)
         return wanted
 
     def _misplaced(self, name: str, value: Any, made: P | None) -> InputError:
@@ -341,7 +319,7 @@ def _check_unfinished(name: str, made: Part, base: type[Part]) -> None:
             raise InputError(name, made.name, expected)
 
 
-def _with(made: Any, values: Mapping[str, Any]) -> Any:
+def with_values(made: Any, values: Mapping[str, Any]) -> Any:
     """The part with these values; None stands for the default, or for none if that is the default."""
     known = settings_of(type(made))
     given = {name: value for name, value in values.items() if value is not None or known[name].default is None}

@@ -27,11 +27,11 @@ from jax import Array
 
 from folb.core import accountant, randomness, tree
 from folb.core.accountant import Rounds
-from folb.core.clipping import BOUNDED, SQUARE, WITHIN
 from folb.core.part import FLAG, Part, Range, Slot, more_than, setting
 from folb.core.polar import polar, scaled
 from folb.core.rules import Round, Rule, Update
 from folb.core.shuffle import mixed_words
+from folb.core.upload import BOUNDED, SQUARE, WITHIN
 from folb.core.vector import shaped
 from folb.errors import InputError, check
 from folb.typing import Params

@@ -83,7 +83,7 @@ def kept(algorithm: Algorithm, state: State) -> Params:
 def _model(algorithm: Algorithm, state: State) -> Params:
     """The model that devices should start from, before any codec; with what the codec left out so far."""
     sent = state.params
-    if algorithm.server.starts_ahead:
+    if algorithm.server.has("send"):
         sent = algorithm.server.send(state.memory, state.params)
         tree.check_like("server: what send(memory, params) returns", sent, state.params)
     return tree.add(sent, state.residual) if jax.tree.leaves(state.residual) else sent
@@ -140,7 +140,7 @@ def close(algorithm: Algorithm, state: State, round: Round) -> Closed:
         update, seen, clip = privacy.release(algorithm, round)
         weighty = jnp.bool_(True)  # a round without replies adds its noise, too
     round = round._replace(update=update)
-    if remembers is not None and remembers.corrects:
+    if remembers is not None and remembers.has("correct"):
         corrected = remembers.correct(seen)
         tree.check_like("memory: what correct(round) returns", corrected, state.params)
         update = update._replace(delta=corrected)
@@ -188,7 +188,7 @@ def sets(draw: Draw, selection: Selection, seed: Array | int, t: Array | int) ->
 def shifts(algorithm: Algorithm, state: State, own: Any, steps: Any, N: Any) -> Params | None:
     """The linear term that each device is sent, stacked like `own`, by its local `steps`; None if nothing is sent."""
     memory = algorithm.memory
-    if memory is None or not memory.shifts:
+    if memory is None or not memory.has("shift"):
         return None
     shared, own = memory.algorithms(state.shared), memory.algorithms(own)
     K, sent = algorithm.selection.K, Sent(state.params, steps, algorithm.solver.lr, N)
@@ -311,9 +311,9 @@ def sizes(algorithm: Algorithm, params: Params) -> Sizes:
     asks = how.survey if how.first is None else how.first
     return Sizes(
         model=model if codecs.down is None else codecs.down.nbytes(d),
-        shift=model if memory is not None and memory.shifts else 0,
+        shift=model if memory is not None and memory.has("shift") else 0,
         reply=sum(upload_size(algorithm, upload, params) for upload in (DELTA, *algorithm.uploads)),
-        gradient=upload_size(algorithm, algorithm.second_upload, params),
+        gradient=upload_size(algorithm, algorithm.gradient.second, params),
         answer=0 if asks is None else nbytes(upload_shape(asks, params)),
     )
 

@@ -33,21 +33,21 @@ class Round(NamedTuple):
     trusted: Params | None = None  # the server's own update, if it has samples: not stacked
     device: Array | None = None  # whose replies these are: for attacks, not for rules
     sent: Mapping[str, Any] = {}  # further uploads, by name
-    t: Array | int | None = None  # the number of the round
-    N: Array | int | None = None  # how many devices there are
-    steps: Array | None = None  # local steps of each slot's device; with momentum, their total weight
-    lr: Array | float | None = None  # size of those steps; one for each slot, if rounds do not wait
+    t: Any = None  # the number of the round
+    N: Any = None  # how many devices there are
+    steps: Any = None  # local steps of each slot's device; with momentum, their total weight
+    lr: Any = None  # size of those steps; one for each slot, if rounds do not wait
     shared: Any = ()  # the server's part of the memory of devices
     own: Any = ()  # the part of each slot's device, stacked
-    key: Array | None = None  # two random words that all devices of the round share
+    key: Any = None  # two random words that all devices of the round share
     start: Params | None = None  # the model that devices were sent, not stacked
     shift: Params | None = None  # what each device added to its gradients, stacked, if it was sent such a term
     compared: Params | None = None  # the updates, in the same form as `grad`, if that is not the model's
     downhill: Params | None = None  # what each device was to descend along, in the same form, if not `grad` + `shift`
-    staleness: Array | None = None  # steps of the server since the device started, if rounds do not wait
+    staleness: Any = None  # steps of the server since the device started, if rounds do not wait
     starts: Params | None = None  # the model that each device started from, stacked, if they may differ
-    seconds: Array | None = None  # from the start of the round until each reply came
-    update: Update | None = None  # what the rule made of the round: for server steps and memories
+    seconds: Any = None  # from the start of the round until each reply came
+    update: Any = None  # what the rule made of the round: for server steps and memories
     noise: Any = None  # of a private round, before it is scaled
     mean_square: Array | None = None  # of the updates' lengths, if no single update may be seen
     noise_square: Array | None = None  # how long the noise in the update is, on average, squared
@@ -60,7 +60,7 @@ class Gradients(NamedTuple):
     times: Array
     correction: Array
     device: Array | None = None
-    steps: Array | None = None  # local steps, if they had to work for it
+    steps: Any = None  # local steps, if they had to work for it
 
 
 class Update(NamedTuple):
@@ -71,6 +71,17 @@ class Update(NamedTuple):
     kept: Array | float = 1.0  # what was kept of each update's length, if the rule shortened some
 
 
+def as_printed(inner: Any, discount: Any) -> Any:
+    """I_k of (18), inner - discount: a discount larger than the inner product reverses a device's update."""
+    return inner - discount
+
+
+def never_flipped(inner: Any, discount: Any) -> Any:
+    """The discount shrinks |I_k| to zero at most: the sign never changes."""
+    xp = inner.__array_namespace__()
+    return xp.sign(inner) * xp.maximum(xp.abs(inner) - discount, 0.0)
+
+
 class Rule(Part):
     """What the server makes of a round. A rule of your own is a class of this base with `update`."""
 
@@ -79,32 +90,19 @@ class Rule(Part):
     second: ClassVar[bool] = False  # whether it needs gradients of a second set of devices: that of Algorithm 2
     surveyed: ClassVar[bool] = False  # whether a survey of all gradients gives what its uploads would
     one_size: ClassVar[bool] = False  # whether it divides by the number of local steps, which then have one size
-
-    @property
-    def even(self) -> bool:
-        """Whether it is the mean (2), which a sum of updates alone gives."""
-        return False
-
-    @property
-    def by_samples(self) -> bool:
-        """Whether a device's own claim, its number of samples, is its weight."""
-        return False
-
-    @property
-    def alone(self) -> Mapping[str, Any] | None:
-        """The numbers with which a device computes its own `importance`; None if its reply and g are not enough."""
-        return None
+    even: ClassVar[Any] = False  # whether it is the mean (2), which a sum of updates alone gives
+    by_samples: ClassVar[Any] = False  # whether a device's own claim, its number of samples, is its weight
+    # the numbers, by name, with which a device computes its own `importance`; None if its reply and g are not enough
+    alone: ClassVar[Any] = None
 
     def importance(self, inner: Array, gamma: Any, square: Array) -> Array:
         """I_k from <grad F_k, g>, gamma_k and ||g||^2, where g is the mean gradient: of a rule that weighs by it."""
         raise NotImplementedError
 
     def update(self, round: Round) -> Update:
-        """The update of a round."""
         raise NotImplementedError
 
     def check(self, spelt: Any = str) -> None:
-        """Its settings, and its uploads."""
         super().check(spelt)
         wanted = self.uploads
         if isinstance(wanted, str) or not isinstance(wanted, Sequence):

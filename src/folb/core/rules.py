@@ -14,12 +14,12 @@ import jax.numpy as jnp
 from jax import Array
 
 from folb.core import tree
-from folb.core.importance import as_printed, never_flipped
 from folb.core.part import Slot, at_least, one_of, setting
 from folb.core.rule import Gradients as Gradients
 from folb.core.rule import Round as Round
 from folb.core.rule import Rule as Rule
 from folb.core.rule import Update as Update
+from folb.core.rule import as_printed, never_flipped
 from folb.core.upload import Upload
 from folb.errors import InputError
 from folb.typing import Params
@@ -67,11 +67,9 @@ class ByShare(Rule):
 
     @property
     def by_samples(self) -> bool:
-        """Whether p_k is the share."""
         return self.weights == "samples"
 
     def shares(self, round: Round) -> Array:
-        """The share of each slot."""
         count = round.times * round.size if self.by_samples else round.times
         return fraction(count, jnp.sum(count))
 
@@ -81,11 +79,9 @@ class Mean(ByShare):
 
     @property
     def even(self) -> bool:
-        """With 1/K it is (2)."""
         return not self.by_samples
 
     def update(self, round: Round) -> Update:
-        """The mean."""
         return weighted(round, self.shares(round))
 
 
@@ -98,8 +94,6 @@ class FedNova(ByShare):
     one_size = True
 
     def update(self, round: Round) -> Update:
-        """The sum."""
-        assert round.steps is not None
         p, a = self.shares(round), round.steps.astype(jnp.float32)
         return weighted(round, jnp.sum(p * a) * fraction(p, a))
 
@@ -114,7 +108,6 @@ class Signed(Rule):
     surveyed = True
 
     def update(self, round: Round) -> Update:
-        """The mean of updates with signs."""
         inner = inner_products(round)[0] if round.inner is None else round.inner
         return weighted(round, fraction(round.times, jnp.sum(round.times)) * jnp.sign(inner))
 
@@ -130,7 +123,6 @@ class FolbTwoSet(Rule):
     second = True
 
     def update(self, round: Round) -> Update:
-        """The sum of updates with these weights."""
         second = round.second
         assert second is not None
         inner, _ = inner_products(round)
@@ -146,7 +138,6 @@ class ByImportance(Rule):
     uploads: ClassVar[tuple[str | Upload, ...]] = ("grad",)
 
     def update(self, round: Round) -> Update:
-        """The sum of updates with these weights."""
         inner, g1 = inner_products(round)
         importance = self.importance(inner, round.gamma, tree.dot(g1, g1))
         counted = jnp.where(round.times > 0, round.times * importance, 0.0)
@@ -156,13 +147,9 @@ class ByImportance(Rule):
 class Folb(ByImportance):
     """(13): weights <grad F_k, grad_1 f> / sum_{k' in S_1} |<grad F_k', grad_1 f>|."""
 
-    @property
-    def alone(self) -> Mapping[str, Any]:
-        """None are needed."""
-        return {}
+    alone: ClassVar[Mapping[str, Any]] = {}
 
     def importance(self, inner: Array, gamma: Any, square: Array) -> Array:
-        """I_k = <grad F_k, grad_1 f>."""
         return inner
 
 
@@ -176,8 +163,11 @@ class Discounted(ByImportance):
 
     @property
     def alone(self) -> Mapping[str, Any]:
-        """Those of the discount."""
         return {"psi": self.psi, "flip": self.flip}
+
+    def importance(self, inner: Array, gamma: Any, square: Array) -> Array:
+        importance: Array = (as_printed if self.flip else never_flipped)(inner, self.psi * gamma * square)
+        return importance
 
 
 class FolbHetero(Discounted):
@@ -188,20 +178,12 @@ class FolbHetero(Discounted):
 
     called = "folb_hetero"
 
-    def importance(self, inner: Array, gamma: Any, square: Array) -> Array:
-        """I_k, as printed."""
-        return as_printed(inner, self.psi * gamma * square)
-
 
 class FolbNeverFlip(Discounted):
     """(18), but the discount shrinks |I_k| to zero at most, so that psi cannot flip a sign."""
 
     called = "folb_never_flip"
     flip = 0.0
-
-    def importance(self, inner: Array, gamma: Any, square: Array) -> Array:
-        """I_k, with its sign kept."""
-        return never_flipped(inner, self.psi * gamma * square)
 
 
 RULES = Slot(

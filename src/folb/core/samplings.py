@@ -12,15 +12,7 @@ from jax import Array
 from folb.core import randomness
 from folb.core.memory import DeviceMemory
 from folb.core.part import Slot, setting, up_to, whole
-from folb.core.randomness import (
-    Multiset,
-    another_by_samples,
-    another_uniform,
-    draw_by_samples,
-    draw_uniform,
-    multiset,
-    proportional,
-)
+from folb.core.randomness import Multiset, multiset, proportional
 from folb.core.rules import Round
 from folb.core.selection import Draw, Known, Sampling, Selection, from_distribution, room
 from folb.core.upload import GRAD, LOSS, NORM, sketch
@@ -48,15 +40,14 @@ class Uniform(Sampling):
     scheme = "fixed"
 
     def weigh(self, known: Known) -> Draw:
-        """1/N."""
         N, K, replacement = len(known.size), known.K, known.replacement
         if known.online is not None:
             return from_distribution(jnp.full(N, 1 / N), known)
         return Draw(
             K if replacement else 2,
-            lambda words: draw_uniform(words, N, K, replacement),
+            lambda words: randomness.draw_uniform(words, N, K, replacement),
             lambda device: known.share[device] * N,
-            another=partial(another_uniform, N=N),
+            another=partial(randomness.another_uniform, N=N),
         )
 
 
@@ -64,14 +55,13 @@ class Samples(Sampling):
     """P_k = n_k / n."""
 
     def weigh(self, known: Known) -> Draw:
-        """n_k / n."""
         samples = known.start[-1] + known.size[-1]  # the samples of all devices, even if y holds only a window
-        another = partial(another_by_samples, start=known.start, size=known.size)
+        another = partial(randomness.another_by_samples, start=known.start, size=known.size)
         if not known.replacement or known.online is not None:
             return from_distribution(known.size / samples, known)._replace(another=another)
         return Draw(
             known.K,
-            lambda words: draw_by_samples(words, known.start, samples),
+            lambda words: randomness.draw_by_samples(words, known.start, samples),
             lambda device: known.share[device] * samples / known.size[device],
             another=another,
         )
@@ -86,7 +76,6 @@ class Poisson(Sampling):
     scheme = "poisson"
 
     def weigh(self, known: Known) -> Draw:
-        """K/N, for each device by itself."""
         N, slots = len(known.size), room(known.K)
 
         def devices(words: Array) -> Multiset:
@@ -106,8 +95,6 @@ class Direct(Sampling):
     naive = True
 
     def weigh(self, known: Known) -> Draw:
-        """(7)."""
-        assert known.survey is not None
         return from_distribution(lb_near_optimal(known.survey), known, known.survey)
 
 
@@ -118,8 +105,6 @@ class Norm(Sampling):
     naive = True
 
     def weigh(self, known: Known) -> Draw:
-        """The norms."""
-        assert known.survey is not None
         return from_distribution(norm_proxy(known.survey), known)
 
 
@@ -138,7 +123,6 @@ class Candidates(Sampling):
     candidates: int | None = setting("d: K of d candidates are chosen; by default 2 K", whole(1, 10**6), default=None)
 
     def pool(self, K: int) -> int:
-        """d."""
         return 2 * K if self.candidates is None else self.candidates
 
 
@@ -149,8 +133,6 @@ class PowerOfChoice(Candidates):
     survey = LOSS
 
     def weigh(self, known: Known) -> Draw:
-        """The K largest."""
-        assert known.survey is not None
         return _largest(known, known.survey)
 
 
@@ -160,11 +142,9 @@ class LastLoss(DeviceMemory):
     uploads = ("loss",)
 
     def init(self, params: Params) -> tuple[tuple[()], Array]:
-        """Not met."""
         return (), jnp.float32(jnp.inf)
 
     def update(self, round: Round) -> tuple[tuple[()], Array]:
-        """The loss."""
         return (), round.sent["loss"]
 
 
@@ -175,7 +155,6 @@ class RememberedLoss(Candidates):
     keeps = LastLoss()
 
     def weigh(self, known: Known) -> Draw:
-        """The K largest."""
         # A device not met yet has the median loss. If it were drawn first, one that never answers would always be.
         met = jnp.isfinite(known.memory)
         ordered = jnp.sort(jnp.where(met, known.memory, jnp.inf))
@@ -194,12 +173,9 @@ class LastUse(DeviceMemory):
     uploads = ("loss",)
 
     def init(self, params: Params) -> tuple[tuple[()], Array]:
-        """Not met."""
         return (), jnp.full(2, jnp.inf, jnp.float32)
 
     def update(self, round: Round) -> tuple[tuple[()], Array]:
-        """Both."""
-        assert round.seconds is not None
         return (), jnp.stack([round.sent["loss"], round.seconds.astype(jnp.float32)], axis=1)
 
 
@@ -210,7 +186,6 @@ class Oort(Sampling):
     keeps = LastUse()
 
     def weigh(self, known: Known) -> Array:
-        """The share, and the rest by use."""
         loss, seconds = known.memory[:, 0], known.memory[:, 1]
         met = jnp.isfinite(loss)
         count = jnp.sum(met)
@@ -233,11 +208,9 @@ class OwnCluster(DeviceMemory):
     """The cluster of each device; -1 for one that came later."""
 
     def init(self, params: Params) -> tuple[tuple[()], Array]:
-        """None."""
         return (), jnp.int32(-1)
 
     def update(self, round: Round) -> tuple[tuple[()], Array]:
-        """As it is."""
         return (), round.own
 
 
@@ -279,11 +252,9 @@ class Clusters(Sampling):
     keeps = OwnCluster()
 
     def remember(self, answers: Array, K: Any) -> Array:
-        """The clusters."""
         return clustered(answers, K)
 
     def weigh(self, known: Known) -> Draw:
-        """Any device of each."""
         # if a cluster has no device, another cluster gets a second one
         N, K = len(known.size), known.K
         # a device that came later belongs to any cluster

@@ -37,7 +37,7 @@ class Known(NamedTuple):
     start: Array  # device k owns rows start[k] : start[k] + size[k]
     size: Array  # n_k
     share: Array  # p_k of (1)
-    survey: Array | None = None  # the answers to the survey; for gradients, <grad f, grad F_k>
+    survey: Any = None  # the answers to the survey; for gradients, <grad f, grad F_k>
     memory: Any = None  # of the devices, [N, ...] each, if the sampling asks for it
     candidates: Array | None = None  # [d] devices in ascending order: then `survey` and `memory` are theirs alone
     online: Array | None = None  # [N] whether a device can be reached; None: all can
@@ -83,23 +83,20 @@ class Sampling(Part):
 
     def remember(self, answers: Any, K: Any) -> Any:
         """What `keeps` knows of each device after the first question. Both are stacked over all devices."""
-        raise NotImplementedError
 
     def weigh(self, known: Known) -> Array | Draw:
         """A chance for each of the N devices, or for each candidate, in any scale; or a `Draw`."""
         raise NotImplementedError
 
     def check(self, spelt: Callable[[str], str] = str) -> None:
-        """Its settings, and what it asks for."""
         super().check(spelt)
         if self.scheme not in (None, "poisson", "fixed"):
             raise InputError("select: scheme", self.scheme, "should be poisson, fixed or None")
         device_memory(self.keeps)
         for name, asked in (("select: survey", self.survey), ("select: first", self.first)):
-            wanted = None if asked is None else upload(asked)
-            if wanted is not None and (late := set(wanted.needs) - set(BEFORE_WORK)):
+            if asked is not None and (late := set(upload(asked).needs) - set(BEFORE_WORK)):
                 expected = f"should need none of {', '.join(sorted(late))}: devices are asked before they work"
-                raise InputError(name, wanted.name, expected)
+                raise InputError(name, upload(asked).name, expected)
         if self.first is None:
             return
         if self.keeps is None:
@@ -196,18 +193,12 @@ def settled(made: Selection, second: bool) -> Selection:
         made = replace(made, candidates=some)
     if sampling.scheme == "poisson":
         made = replace(made, K=room(made.K), mean=made.K)
-    return over_selected(made, made.over_selection)
-
-
-def over_selected(how: Selection, factor: float | None) -> Selection:
-    """The selection with `factor` times as many devices and candidates; the first K replies are enough."""
+    factor = made.over_selection
     if factor is None:
-        return how
-    how = replace(how, over_selection=factor)
-    how.check("select.{}".format)
-    if how.mean is not None and factor != 1:
+        return made
+    if made.mean is not None and factor != 1:
         raise InputError("select.over_selection", factor, "should be None with select=poisson: any number may join")
-    return sized(replace(how, over_selection=None) if factor == 1 else how, how.enough)
+    return sized(replace(made, over_selection=None) if factor == 1 else made, made.enough)
 
 
 def sized(how: Selection, wanted: int, N: float = math.inf, asked_by: str = TIMES) -> Selection:

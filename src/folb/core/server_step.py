@@ -16,6 +16,7 @@ from jax import Array
 from folb.core import tree
 from folb.core.part import FLAG, Part, Slot, below, between, more_than, setting, up_to
 from folb.core.rules import Round, Update, fraction
+from folb.core.vector import zeros
 from folb.errors import check
 from folb.typing import Params
 
@@ -28,32 +29,17 @@ class ServerStep(Part):
     needed = ("apply",)
     average: ClassVar[str] = "none"  # the model that its authors evaluate
     sum_alone: ClassVar[bool] = False  # whether it needs the update, and nothing of single replies unless `by_lengths`
-
-    @property
-    def starts_ahead(self) -> bool:
-        """Whether devices start from another model than the server's."""
-        return self.has("send")
-
-    @property
-    def gain(self) -> Any:
-        """A step is at most this many times the update, plus what earlier rounds left.
-
-        Infinity says that it is another function of the update, or that nobody knows. The guard needs to know, and
-        weights are recorded times the gain.
-        """
-        return math.inf
-
-    @property
-    def by_lengths(self) -> bool:
-        """Whether it looks at the lengths of single updates."""
-        return False
+    by_lengths: ClassVar[Any] = False  # whether it looks at the lengths of single updates
+    # A step is at most this many times the update, plus what earlier rounds left. Infinity says that it is another
+    # function of the update, or that nobody knows. The guard needs to know, and weights are recorded times the gain.
+    gain: ClassVar[Any] = math.inf
 
     def init(self, params: Params) -> Any:
         """The memory before the first round."""
         return ()
 
     def send(self, memory: Any, params: Params) -> Params:
-        """The model that devices start from, if that is not the server's own."""
+        """The model that devices start from, if it has this method; otherwise the server's own."""
         return params
 
     def apply(self, memory: Any, round: Round, update: Update) -> tuple[Params, Any]:
@@ -61,7 +47,6 @@ class ServerStep(Part):
         raise NotImplementedError
 
     def check(self, spelt: Any = str) -> None:
-        """Its settings, and its gain."""
         super().check(spelt)
         check("server: gain", self.gain, lambda gain: gain >= 0, "should be a number of at least 0, or infinity")
 
@@ -74,17 +59,16 @@ class Plain(ServerStep):
 
     @property
     def gain(self) -> Any:
-        """Each update once, times lr."""
         return self.lr
 
     def apply(self, memory: Any, round: Round, update: Update) -> tuple[Params, Any]:
-        """The sum."""
         return tree.add(round.params, update.delta, self.lr), memory
 
 
-class Momentum(ServerStep):
-    """FedAvgM (Hsu et al., 2019): heavy-ball momentum on Delta."""
+class _Momentum(ServerStep):
+    """Steps with a momentum m, which is 0 at first."""
 
+    abstract = True
     sum_alone = True
     lr: float = setting(LR, more_than(0), default=1.0)
     beta: float = setting("momentum", below(1), default=0.9)
@@ -95,8 +79,11 @@ class Momentum(ServerStep):
         return self.lr
 
     def init(self, params: Params) -> Params:
-        """m = 0."""
-        return _zeros(params)
+        return zeros(params)
+
+
+class Momentum(_Momentum):
+    """FedAvgM (Hsu et al., 2019): heavy-ball momentum on Delta."""
 
     def apply(self, memory: Params, round: Round, update: Update) -> tuple[Params, Params]:
         """m <- beta m + Delta, and the step lr m."""
@@ -104,29 +91,20 @@ class Momentum(ServerStep):
         return tree.add(round.params, m, self.lr), m
 
 
-class Nesterov(ServerStep):
+class Nesterov(_Momentum):
     """Nesterov momentum on Delta: m <- beta m + Delta, and the step Delta + beta m."""
-
-    sum_alone = True
-    lr: float = setting(LR, more_than(0), default=1.0)
-    beta: float = setting("momentum", below(1), default=0.9)
 
     @property
     def gain(self) -> Any:
         """The update is in the step, and in m."""
         return self.lr * (1 + self.beta)
 
-    def init(self, params: Params) -> Params:
-        """m = 0."""
-        return _zeros(params)
-
     def apply(self, memory: Params, round: Round, update: Update) -> tuple[Params, Params]:
-        """Both steps."""
         m = tree.add(update.delta, memory, self.beta)
         return tree.add(round.params, tree.add(update.delta, m, self.beta), self.lr), m
 
 
-class Lookahead(ServerStep):
+class Lookahead(_Momentum):
     """FedACG's step (Kim et al., 2024): devices start from w + beta m; m <- beta m + lr Delta, and w <- w + m.
 
     The mean of updates that disagree is shorter than they are. With `stretch`, Delta is multiplied by
@@ -134,8 +112,6 @@ class Lookahead(ServerStep):
     long as a device's update.
     """
 
-    sum_alone = True
-    lr: float = setting(LR, more_than(0), default=1.0)
     beta: float = setting("momentum", below(1), default=0.85)
     stretch: float | None = setting(
         "how far the update is stretched; 0.5: as long as a device's", between(0, 1), default=None
@@ -148,19 +124,12 @@ class Lookahead(ServerStep):
 
     @property
     def by_lengths(self) -> bool:
-        """To stretch."""
         return self.stretch is not None
 
-    def init(self, params: Params) -> Params:
-        """m = 0."""
-        return _zeros(params)
-
     def send(self, memory: Params, params: Params) -> Params:
-        """w + beta m."""
         return tree.add(params, memory, self.beta)
 
     def apply(self, memory: Params, round: Round, update: Update) -> tuple[Params, Params]:
-        """m <- beta m + lr Delta, and w + m."""
         lr = self.lr if self.stretch is None else self.lr * _shortening(round, update)[0] ** self.stretch
         m = tree.add(jax.tree.map(lambda d: lr * d, update.delta), memory, self.beta)
         return tree.add(round.params, m), m
@@ -174,17 +143,12 @@ class FedExP(ServerStep):
     """
 
     average = "last_two"
+    by_lengths = True  # to extrapolate
     lr: float = setting(LR, more_than(0), default=1.0)
     eps: float = setting("eps", more_than(0), default=1e-3)
     eps_decay: float = setting("what eps is multiplied by in each round", up_to(1), default=0.998**2)
 
-    @property
-    def by_lengths(self) -> bool:
-        """To extrapolate."""
-        return True
-
     def apply(self, memory: Any, round: Round, update: Update) -> tuple[Params, Any]:
-        """The step of the formula."""
         if round.mean_square is None:
             squares = jnp.where(update.weights != 0, tree.norms(round.delta) ** 2, 0.0)
             total = jnp.sum(jnp.abs(update.weights) * squares)
@@ -203,11 +167,9 @@ class Adagrad(ServerStep):
     eps: float = setting("eps", more_than(0), default=1e-3)
 
     def init(self, params: Params) -> Params:
-        """v = eps^2."""
         return _squares(params, self.eps)
 
     def apply(self, memory: Params, round: Round, update: Update) -> tuple[Params, Params]:
-        """The step, and v."""
         v = jax.tree.map(lambda v, d: v + d**2, memory, update.delta)
         step = jax.tree.map(lambda d, v: d / (jnp.sqrt(v) + self.eps), update.delta, v)
         return tree.add(round.params, step, self.lr), v
@@ -220,7 +182,6 @@ class Moments(ServerStep):
     """
 
     abstract = True
-
     sum_alone = True
     lr: float = setting(LR, more_than(0), default=0.01)
     beta: float = setting("beta_1", below(1), default=0.9)
@@ -228,22 +189,21 @@ class Moments(ServerStep):
     eps: float = setting("eps", more_than(0), default=1e-3)
     bias_correction: bool = setting("true: as in optax; false: as in the paper of Reddi et al.", FLAG, default=True)
 
-    @property
-    def optimiser(self) -> Any:
-        """Optax's, fed with -Delta, the server's pseudo-gradient."""
-        raise NotImplementedError
+    def _of_optax(self) -> Any:
+        """Optax's step of this name, fed with -Delta, the server's pseudo-gradient."""
+        import optax  # here, since it takes time to load and few algorithms need it
+
+        return getattr(optax, self.name)(self.lr, b1=self.beta, b2=self.beta2, eps=self.eps)
 
     def init(self, params: Params) -> Any:
-        """m and v."""
         if self.bias_correction:
-            return self.optimiser.init(params)
-        return _zeros(params), _squares(params, self.eps)
+            return self._of_optax().init(params)
+        return zeros(params), _squares(params, self.eps)
 
     def apply(self, memory: Any, round: Round, update: Update) -> tuple[Params, Any]:
-        """The step."""
         if self.bias_correction:
             downhill = jax.tree.map(jnp.negative, update.delta)
-            step, memory = self.optimiser.update(downhill, memory, round.params)
+            step, memory = self._of_optax().update(downhill, memory, round.params)
             return tree.add(round.params, step), memory
         m = jax.tree.map(lambda m, d: self.beta * m + (1 - self.beta) * d, memory[0], update.delta)
         v = jax.tree.map(lambda v, d: self.squares(v, d**2), memory[1], update.delta)
@@ -261,15 +221,7 @@ class Adam(Moments):
     v <- beta_2 v + (1 - beta_2) Delta^2.
     """
 
-    @property
-    def optimiser(self) -> Any:
-        """Optax's Adam."""
-        import optax  # here, since it takes time to load and few algorithms need it
-
-        return optax.adam(self.lr, b1=self.beta, b2=self.beta2, eps=self.eps)
-
     def squares(self, v: Array, square: Array) -> Array:
-        """The mean of the squares."""
         return self.beta2 * v + (1 - self.beta2) * square
 
 
@@ -279,20 +231,8 @@ class Yogi(Moments):
     v <- v - (1 - beta_2) Delta^2 sign(v - Delta^2).
     """
 
-    @property
-    def optimiser(self) -> Any:
-        """Optax's Yogi."""
-        import optax
-
-        return optax.yogi(self.lr, b1=self.beta, b2=self.beta2, eps=self.eps)
-
     def squares(self, v: Array, square: Array) -> Array:
-        """Towards the square."""
         return v - (1 - self.beta2) * square * jnp.sign(v - square)
-
-
-def _zeros(params: Params) -> Params:
-    return jax.tree.map(jnp.zeros_like, params)
 
 
 def _squares(params: Params, eps: Any) -> Params:

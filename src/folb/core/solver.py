@@ -31,13 +31,7 @@ class Solver(Part):
 
 
 LOCAL = Slot(
-    "local",
-    LocalStep,
-    tuple(LOCAL_STEPS.values()),
-    "a device's step",
-    optional=False,
-    record=Solver,
-    inside="step",
+    "local", LocalStep, tuple(LOCAL_STEPS.values()), "a device's step", optional=False, record=Solver, inside="step"
 )
 
 

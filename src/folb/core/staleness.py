@@ -8,7 +8,7 @@ reply is the number of steps that the server took since its device started. Its 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any
 
 import jax
@@ -27,14 +27,12 @@ class Staleness(Part):
 
     def weigh(self, tau: Any) -> Any:
         """s(tau) of each reply."""
-        raise NotImplementedError
 
 
 class Constant(Staleness):
     """s(tau) = 1: an old reply counts like a new one."""
 
     def weigh(self, tau: Array) -> Array:
-        """1."""
         return jnp.ones_like(tau)
 
 
@@ -44,7 +42,6 @@ class Polynomial(Staleness):
     power: float = setting("a of (1 + tau)^-a", at_least(0), default=0.5)
 
     def weigh(self, tau: Array) -> Array:
-        """The power."""
         return (1 + tau) ** -self.power
 
 
@@ -55,7 +52,6 @@ class Hinge(Staleness):
     bound: float = setting("b: s(tau) is 1 up to it", at_least(0), default=4.0)
 
     def weigh(self, tau: Array) -> Array:
-        """The hinge."""
         return 1 / (1 + self.slope * jnp.maximum(tau - self.bound, 0.0))
 
 
@@ -67,9 +63,7 @@ STALENESS = Slot(
 )
 
 
-@jax.tree_util.register_dataclass
-@dataclass(frozen=True)
-class Asynchrony:
+class Asynchrony(Part):
     """M devices at work; s(tau); and whether a device's model is mixed in, as FedAsync does, or its update added."""
 
     concurrency: int = field(metadata={"static": True})
@@ -91,7 +85,6 @@ class Asynchrony:
         With `mixing`, Delta_k is first replaced by the device's model less the server's present one. So a step of size
         alpha ends at (1 - alpha s) w + alpha s w_k.
         """
-        assert round.staleness is not None and round.starts is not None
         delta = round.delta
         if self.mixing:
             delta = jax.tree.map(lambda d, start, w: d + (start - w), delta, round.starts, round.params)

@@ -31,7 +31,6 @@ class StepSize(Part):
 
     def factor(self, memory: Any, t: Any) -> Any:
         """What `lr` is multiplied by in round t: 1, 2, and so on."""
-        raise NotImplementedError
 
     def update(self, memory: Any, round: Round) -> Any:
         """The memory after a round."""
@@ -52,29 +51,22 @@ class Agreed(NamedTuple):
     before: Params
 
 
-def between_rounds(before: Params, round: Round) -> Array:
-    """The cosine between the mean updates of this round and of the last; 0 if one of them is 0."""
-    assert round.update is not None
-    now = round.update.delta
-    cosine = tree.dot(_direction(now), _direction(before))
-    return jnp.where(jnp.isfinite(cosine), cosine, 0.0)
+def _agreement(before: Params, round: Round) -> tuple[Array, Array, Array]:
+    """The cosine between the mean updates of the last round and of this one, how far it can be trusted, from 0 to 1,
+    and the length of this one; all without noise. The cosine is 0 if one of the updates is 0.
 
-
-def _through_noise(before: Params, now: Params, noise: Array) -> tuple[Array, Array]:
-    """The cosine between two mean updates without their noise, and how far it can be trusted: from 0 to 1.
-
-    `noise` is the squared length of the noise in each, on average. It makes updates longer, and adds nothing to their
-    product but chance, whose standard deviation is noise / sqrt(d).
+    `noise_square` is the squared length of the noise in each, on average. It makes updates longer, and adds nothing to
+    their product but chance, whose standard deviation is noise / sqrt(d).
     """
-    chance = noise / math.sqrt(tree.size(now))
-    # a product of roots: that of the squares would overflow
-    product = jnp.sqrt(_length_square(before, noise)) * jnp.sqrt(_length_square(now, noise))
+    now, noise = round.update.delta, round.noise_square
+    if noise is None:
+        cosine = tree.dot(_direction(now), _direction(before))
+        return jnp.where(jnp.isfinite(cosine), cosine, 0.0), jnp.float32(1), tree.norm(now)
+    d = tree.size(now)
+    last, length = (jnp.sqrt(without_noise(tree.dot(a, a), noise, d)) for a in (before, now))
+    product, chance = last * length, noise / math.sqrt(d)  # of roots: a product of squares would overflow
     cosine = jnp.clip(fraction(tree.dot(before, now), product), -1.0, 1.0)
-    return cosine, jnp.clip(fraction(product - chance, product + chance), 0.0, 1.0)
-
-
-def _length_square(a: Params, noise: Array) -> Array:
-    return without_noise(tree.dot(a, a), noise, tree.size(a))
+    return cosine, jnp.clip(fraction(product - chance, product + chance), 0.0, 1.0), length
 
 
 def _direction(a: Params) -> Params:
@@ -93,23 +85,15 @@ class Agreement(StepSize):
     goal: float = setting("the cosine between rounds at which local.lr stays", between(-1, 1), default=0.2)
 
     def init(self, params: Params) -> Agreed:
-        """A factor of 1."""
         return Agreed(jnp.float32(0), zeros(params))
 
     def factor(self, memory: Agreed, t: Any) -> Array:
-        """The factor of which the memory has the logarithm."""
         return jnp.exp(memory.log)
 
     def update(self, memory: Agreed, round: Round) -> Agreed:
-        """The change of the formula."""
-        assert round.update is not None
-        if round.noise_square is None:
-            change = self.gain * (between_rounds(memory.before, round) - self.goal)
-        else:
-            cosine, trust = _through_noise(memory.before, round.update.delta, round.noise_square)
-            change = trust * self.gain * (cosine - self.goal)
-        began = tree.norm(memory.before) > 0
-        return Agreed(_changed(memory.log, began, change), round.update.delta)
+        cosine, trust, _ = _agreement(memory.before, round)
+        change = trust * self.gain * (cosine - self.goal)
+        return Agreed(_changed(memory.log, tree.norm(memory.before) > 0, change), round.update.delta)
 
 
 def _changed(log: Array, begun: Array, change: Array) -> Array:
@@ -148,28 +132,34 @@ class Consensus(StepSize):
     goal: float = setting("how much the disagreement of devices counts", between(-1, 1), default=0.2)
 
     def init(self, params: Params) -> Sought:
-        """A factor of 1."""
         return Sought(jnp.float32(0), zeros(params), jnp.zeros(2), jnp.float32(0))
 
     def factor(self, memory: Sought, t: Any) -> Array:
-        """The factor of which the memory has the logarithm."""
         return jnp.exp(memory.log)
 
     def update(self, memory: Sought, round: Round) -> Sought:
-        """The change of the formula."""
-        assert round.update is not None
-        now, longest = round.update.delta, jnp.max(memory.lengths)
-        if round.noise_square is None:
-            c, trust, length = between_rounds(memory.before, round), jnp.float32(1), tree.norm(now)
-        else:
-            c, trust = _through_noise(memory.before, now, round.noise_square)
-            length = jnp.sqrt(_length_square(now, round.noise_square))
+        c, trust, length = _agreement(memory.before, round)
+        longest = jnp.max(memory.lengths)
         growth = jnp.clip(jnp.nan_to_num(fraction(length, longest)) - 1.0, 0.0, 1.0)
         apart = disagreement(round, round.update)
         change = jnp.maximum(c, 0.0) + jnp.minimum(c, 0.0) * growth - self.goal * apart**2
         change *= trust * self.gain / (1 + (memory.rounds + 1) / SETTLING)
         log = _changed(memory.log, longest > 0, change)
-        return Sought(log, now, jnp.stack([memory.lengths[1], length]), memory.rounds + 1)
+        return Sought(log, round.update.delta, jnp.stack([memory.lengths[1], length]), memory.rounds + 1)
+
+
+def _warm(t: Any, warmup: Any) -> Array:
+    return jnp.minimum(jnp.float32(t) / (warmup + 1), 1.0)
+
+
+class Constant(StepSize):
+    """min(t / (warmup + 1), 1): `lr` as it is, after the warmup."""
+
+    scheduled = True
+    warmup: float = setting("rounds in which local.lr rises to its value", at_least(0), default=0.0)
+
+    def factor(self, memory: tuple[()], t: Any) -> Array:
+        return _warm(t, self.warmup)
 
 
 class Schedule(StepSize):
@@ -181,33 +171,26 @@ class Schedule(StepSize):
     rounds: float | None = setting("T; by default a share of all rounds", at_least(1), default=None)
 
     def over(self, rounds: int) -> StepSize:
-        """With its T."""
         if self.rounds is not None:
             return self
         return replace(self, rounds=max(1.0, self.share * (rounds - float(self.warmup))))
 
-
-class Constant(StepSize):
-    """min(t / (warmup + 1), 1): `lr` as it is, after the warmup."""
-
-    scheduled = True
-    warmup: float = setting("rounds in which local.lr rises to its value", at_least(0), default=0.0)
-
-    def factor(self, memory: tuple[()], t: Any) -> Array:
-        """The formula."""
-        return _warm(t, self.warmup)
+    def passed(self, t: Any) -> Array:
+        """s / T, where s are the rounds between the first one after the warmup and round t."""
+        if self.rounds is None:
+            expected = "should be a number here: nobody knows how many rounds there will be"
+            raise InputError("step_size.rounds", None, expected)
+        return jnp.maximum(jnp.float32(t) - 1 - self.warmup, 0.0) / self.rounds
 
 
 class Cosine(Schedule):
     """end + (1 - end) (1 + cos(pi s / T)) / 2, s rounds after the warmup: from 1 down to `end`, where it stays."""
 
-    share = 1.0
     rounds: float | None = setting("T; by default all rounds", at_least(1), default=None)
     end: float = setting("the share of local.lr that is left at the end", between(0, 1), default=0.0)
 
     def factor(self, memory: tuple[()], t: Any) -> Array:
-        """The formula."""
-        done = jnp.minimum(_after(t, self.warmup) / _known(self.rounds), 1.0)
+        done = jnp.minimum(self.passed(t), 1.0)
         return _warm(t, self.warmup) * (self.end + (1 - self.end) * (1 + jnp.cos(jnp.pi * done)) / 2)
 
     def over(self, rounds: int) -> StepSize:
@@ -227,9 +210,7 @@ class Step(Schedule):
     lowered: float = setting("what local.lr is multiplied by every T rounds", up_to(1), default=0.1)
 
     def factor(self, memory: tuple[()], t: Any) -> Array:
-        """The formula."""
-        steps = jnp.floor(_after(t, self.warmup) / _known(self.rounds))
-        return _warm(t, self.warmup) * jnp.float32(self.lowered) ** steps
+        return _warm(t, self.warmup) * jnp.float32(self.lowered) ** jnp.floor(self.passed(t))
 
 
 class Inverse(Schedule):
@@ -239,25 +220,7 @@ class Inverse(Schedule):
     rounds: float | None = setting("T; by default a tenth of all rounds", at_least(1), default=None)
 
     def factor(self, memory: tuple[()], t: Any) -> Array:
-        """The formula."""
-        return _warm(t, self.warmup) / (1 + _after(t, self.warmup) / _known(self.rounds))
-
-
-def _warm(t: Any, warmup: Any) -> Array:
-    return jnp.minimum(jnp.float32(t) / (warmup + 1), 1.0)
-
-
-def _after(t: Any, warmup: Any) -> Array:
-    """The rounds between the first one after the warmup and round t."""
-    return jnp.maximum(jnp.float32(t) - 1 - warmup, 0.0)
-
-
-def _known(rounds: Any) -> Any:
-    if rounds is None:
-        raise InputError(
-            "step_size.rounds", None, "should be a number here: nobody knows how many rounds there will be"
-        )
-    return rounds
+        return _warm(t, self.warmup) / (1 + self.passed(t))
 
 
 STEP_SIZES = Slot(

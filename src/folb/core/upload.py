@@ -70,6 +70,20 @@ def _gamma(delta: Params, grad: Params, after: Params, mu: Any, *, most: Any) ->
     return namespace(gamma).minimum(gamma, most)
 
 
+def _within(delta: Params, *, clip: Any) -> Any:
+    """1 if the update is no longer than `clip`, otherwise 0: what adaptive clipping counts."""
+    length = norm(delta)
+    xp = namespace(length)
+    return xp.where(length <= clip, xp.float32(1), xp.float32(0))
+
+
+def _square(delta: Params, *, clip: Any) -> Any:
+    """The squared length of the clipped update, in squares of `clip`: from 0 to 1."""
+    length = norm(delta)
+    xp = namespace(length)
+    return xp.minimum(length / clip, xp.float32(1)) ** 2
+
+
 def _sketch(grad: Params, key: Any, *, m: int, bits: int) -> Any:
     return packed(sketched(grad, key, m), bits)
 
@@ -87,6 +101,10 @@ GAMMA = Upload("gamma", _gamma, {"most": 1.0}, least=0.0, most=1.0)
 UNCLAMPED_GAMMA = replace(GAMMA, numbers={"most": math.inf}, most=LARGEST)
 NORM = Upload("norm", lambda grad: norm(grad), least=0.0)
 LOSS = Upload("loss", lambda loss: loss)
+# what bounds a device's part of a private sum; a device may add noise of its own, so these can be any number
+WITHIN = Upload("within", _within, {"clip": 1.0})
+SQUARE = Upload("square", _square, {"clip": 1.0})
+BOUNDED = {one.name: one for one in (WITHIN, SQUARE)}
 ENCODED = (DELTA, GRAD)  # what goes through the codec of an algorithm: the uploads of the model's shape
 
 # names that mean something else: in `compose`, in a message, or where a device computes its own weight

@@ -15,10 +15,9 @@ import numpy as np
 from flwr.app import Context, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 
-from folb.core.clipping import BOUNDED
 from folb.core.local_step import LOCAL_STEPS, LocalStep
 from folb.core.part import name_of
-from folb.core.upload import DELTA, UPLOADS, Upload
+from folb.core.upload import BOUNDED, DELTA, UPLOADS, Upload
 from folb.errors import InputError
 from folb.flower import local_work, protocol, sent
 from folb.flower.protocol import Arrays, Task

@@ -12,8 +12,8 @@ from typing import Any
 
 import numpy as np
 
-from folb.core.importance import as_printed, never_flipped
 from folb.core.local_step import LocalStep
+from folb.core.rule import as_printed, never_flipped
 from folb.core.shuffle import shuffled
 from folb.core.upload import GAMMA, Upload
 from folb.core.vector import dot, namespace, scaled

@@ -254,8 +254,8 @@ class OpenRound:
             return np.where([k in usable for k in self.who(slots)], slots.chosen.times, np.float32(0))
 
         if self.second is not None:
-            steps = self.second.steps if self.algorithm.second_works else None
-            alone = stack(self.second, self.algorithm.second_upload)
+            steps = self.second.steps if self.algorithm.gradient.works else None
+            alone = stack(self.second, self.algorithm.gradient.second)
             second = Gradients(alone, counted(self.second), self.second.correction, steps=steps)
         times, sent = counted(first), {upload.name: stack(first, upload) for upload in self.uploads}
         array: Any = np.array  # the fields of a `Round` have the type of jax's arrays
@@ -316,7 +316,7 @@ def stacked_upload(upload: Upload, form: Form, replies: Sequence[Reply | None]) 
 def forms(algorithm: Algorithm, uploads: Sequence[Upload], params: Arrays) -> dict[str, Form]:
     """The form that `uploads`, and what the selection asks for, must have for a model like `params`."""
     how, survey = algorithm.selection, algorithm.selection.survey
-    asked = (survey, how.first, algorithm.second_upload if how.second else None, *uploads)
+    asked = (survey, how.first, algorithm.gradient.second if how.second else None, *uploads)
     known = {upload.name: _form(upload, params) for upload in asked if upload is not None}
     if survey is not None and survey != GRAD and known[survey.name].shapes is not None:
         raise InputError(f"survey: {survey.name}", known[survey.name].shapes, "should be a number")
@@ -339,7 +339,7 @@ def sent_model(
     """
     params, codec, key = state.params, algorithm.compression.down, np.asarray(core_round.shared_words(seed, t))
     start = None
-    if codec is not None or algorithm.server.starts_ahead:
+    if codec is not None or algorithm.server.has("send"):
         ahead = core_round.model_encoded(algorithm, state, key)
         ahead = {name: np.asarray(ahead[name]) for name in (params if codec is None else ahead)}
         start = None if codec is None else codec.decoded(ahead, key, params)

@@ -17,9 +17,8 @@ import numpy as np
 from flwr.app import ArrayRecord, MetricRecord, RecordDict
 
 from folb.core import gaussian
-from folb.core.clipping import BOUNDED
 from folb.core.codec import DOWN, UP
-from folb.core.upload import DELTA, ENCODED
+from folb.core.upload import BOUNDED, DELTA, ENCODED
 from folb.core.vector import each
 from folb.flower import protocol
 from folb.flower.local_work import plus

@@ -234,7 +234,7 @@ class FederatedStrategy(Strategy):
         first, algorithm, tasks, more = opened.first, opened.algorithm, {}, {}
         assert first is not None
         shift = None
-        if algorithm.memory is not None and algorithm.memory.shifts:  # if not, there is no program to compile
+        if algorithm.memory is not None and algorithm.memory.has("shift"):  # if not, there is no program to compile
             shift = shifts(algorithm, opened.state, opened.own, first.steps, np.int32(opened.N))
         for identity, i in opened.at_work(first).items():
             tasks[identity] = opened.task(first, i, *opened.uploads)
@@ -242,7 +242,7 @@ class FederatedStrategy(Strategy):
                 own = {name: np.asarray(shift[name][i], np.float32) for name in opened.state.params}
                 more[identity] = {protocol.SHIFT: protocol.packed(own)}
         if opened.second is not None:
-            upload, works = algorithm.second_upload, algorithm.second_works
+            upload, works = algorithm.gradient.second, algorithm.gradient.works
             alone = {k: i for k, i in opened.at_work(opened.second).items() if k not in tasks}
             tasks |= {k: opened.task(opened.second, i, upload, works=works) for k, i in alone.items()}
         return opened.ask(tasks, more)

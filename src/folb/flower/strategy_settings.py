@@ -74,7 +74,7 @@ class StrategySettings:
         algorithm = self.algorithm
         if not isinstance(algorithm, Algorithm):
             raise InputError("algorithm", algorithm, "should be an Algorithm, such as algorithms.folb()")
-        conflicts.check(algorithm, conflicts.FLOWER)
+        conflicts.check(algorithm, conflicts.on_flower)
         self._check(algorithm.selection)
         if algorithm.privacy is not None:
             self._check_private(algorithm)

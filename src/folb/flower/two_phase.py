@@ -55,7 +55,7 @@ class TwoPhaseStrategy(FederatedStrategy):
         if "max_norm" in settings:
             raise InputError("max_norm", settings["max_norm"], "is not possible with sums only: it bounds each update")
         super().__init__(algorithm, **{"guard": None} | settings)
-        conflicts.check(self.algorithm, conflicts.TWO_PHASES)
+        conflicts.check(self.algorithm, conflicts.of_two_phases)
         check_whole("min_devices", min_devices, 2)
         if self.settings.fraction_train is None and min_devices > algorithm.selection.enough:
             raise InputError("min_devices", min_devices, f"should be at most K = {algorithm.selection.enough}")

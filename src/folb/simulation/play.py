@@ -179,7 +179,7 @@ def _second_set(
     A device in both sets is asked once: S_1 was `drawn`, and makes this `effort`, until the `end` of the round.
     """
     problem, algorithm, asks, worked, steps = begun.problem, begun.algorithm, None, None, None
-    solver, upload = algorithm.solver, algorithm.second_upload
+    solver, upload = algorithm.solver, algorithm.gradient.second
 
     def within(some: Array) -> Array:
         """Which devices of S_2 are among `some` of S_1."""
@@ -188,7 +188,7 @@ def _second_set(
     if timed is not None:
         again, first = within(drawn.times > 0), timed.first
         down, up = jnp.where(again, first.down, timed.model), jnp.where(again, first.up, timed.gradient)
-        asks = Exchange(down, up, first.now, again | algorithm.second_works)
+        asks = Exchange(down, up, first.now, again | algorithm.gradient.works)
     other_words, other_effort = efforts(begun, other.device, asks)
     if end is not None:  # a reply for both sets counts for both, or is lost for both
         again, lost = within(drawn.times > 0), within(effort.lost)
@@ -196,7 +196,7 @@ def _second_set(
         seconds = jnp.minimum(other_effort.seconds, end)
         other_effort = other_effort._replace(seconds=seconds, lost=other_effort.lost | late)
     usable = (other.times > 0) & ~other_effort.lost
-    if algorithm.second_works:  # it works like S_1, but only for this upload
+    if algorithm.gradient.works:  # it works like S_1, but only for this upload
         there = Slots(other.device, jnp.where(usable, other_effort.work, 0), other_words)
         worked = solve.solve(problem, solver, here, there)
         steps = steps_of(solver, there.work, problem.train.size[other.device])
