@@ -22,7 +22,7 @@ from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
 
-from folb.deploy.superlink import free_port, kill_all, with_environment
+from folb.deploy.superlink import free_port, kill_all
 
 ROOT = Path(__file__).resolve().parents[1]
 DOCUMENTS = [
@@ -218,7 +218,7 @@ def flower(home: Path) -> Iterator[dict[str, str]]:
             "FLWR_DISABLE_UPDATE_CHECK": "1",
         }
     finally:
-        while kill_all(with_environment(f"FLWR_HOME={home}")):
+        while kill_all(home):
             time.sleep(0.2)
 
 

@@ -181,6 +181,9 @@ class Recorder:
 
     def __init__(self, path: Path, runs: Sequence[dict[str, Any]]) -> None:
         self.path, self.runs = path, runs
+        # a model that predicts numbers has no accuracy
+        of_classes = [not is_regression(run["judged_by"]) for run in runs]
+        self.curves = [("test_accuracy", "train_loss") if own else ("train_loss",) for own in of_classes]
         self.known: list[list[int]] = [[] for _ in runs]  # for each run, a hash of each recorded line
         self.altered = False  # whether a recorded line differs from what the round gave
         file = path / ROUNDS
@@ -210,9 +213,7 @@ class Recorder:
 
     def _lines(self, i: int, first: int, part: Run) -> list[bytes]:
         about, seconds, lines = self.runs[i], _short(part.seconds), []
-        # a model that predicts numbers has no accuracy
-        names = ["train_loss"] if is_regression(about["judged_by"]) else ["test_accuracy", "train_loss"]
-        curves = {name: _short(getattr(part, name)) for name in names}
+        curves = {name: _short(getattr(part, name)) for name in self.curves[i]}
         metrics = {name: _short(values) for name, values in part.metrics.items()}
         places = {t: at for at, t in enumerate(part.evaluated_rounds.tolist())}
         for n in range(len(seconds)):
