@@ -113,7 +113,7 @@ def _progress(stored: RunDirectory) -> tuple[int, int, float | None]:
 def _show(options: argparse.Namespace) -> None:
     from folb.cli import tables
     from folb.results.document import document
-    from folb.store import directory
+    from folb.store import directory, experiment_file
     from folb.store.round_lines import trouble
 
     stored = directory.read(directory.find(options.run))
@@ -132,7 +132,8 @@ def _show(options: argparse.Namespace) -> None:
     if wrong:
         tables.say(f"\n{len(wrong):,} rejected, lost or abandoned, the last:")
         tables.say("\n".join(f"  round {number}: {words}" for number, words in wrong[-TROUBLE:]))
-    tables.say(f"\n{stored.path / directory.EXPERIMENT}:\n{stored.experiment_text}")
+    settings = stored.path / directory.EXPERIMENT
+    tables.say(f"\n{settings}:\n{experiment_file.read_text(settings)}")
 
 
 def _tag(options: argparse.Namespace) -> None:

@@ -18,6 +18,7 @@ from folb.report.together import together
 from folb.results import summary
 from folb.results.run import Run
 from folb.store.directory import EXPERIMENT, RunDirectory
+from folb.store.experiment_file import read_text
 from folb.store.round_lines import by_run, is_evaluated, trouble
 
 ENTRIES = 2_000_000  # the most device entries in a report: about 35 MB
@@ -164,7 +165,7 @@ def described(stored: RunDirectory) -> dict[str, Any]:
             *([["privacy", private]] if (private := _private(runs)) else []),
         ],
         "own": _own(stored),
-        "toml": stored.experiment_text,
+        "toml": read_text(stored.path / EXPERIMENT),
         "environment": [[key, str(value)] for key, value in environment.items() if key != "runs" and value != ""],
         "again": _again(stored, state),
     }
