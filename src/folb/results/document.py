@@ -19,16 +19,17 @@ def document(experiment: Mapping[str, Any], note: str, runs: Sequence[Run]) -> d
 
     `experiment` has the keys of an experiment file.
     """
+    numbers = {judge: is_regression(judge) for judge in {run.judged_by for run in runs}}
     return {
         "dataset": experiment["dataset"],
         "note": note,
         **{key: experiment[key] for key in ("model", "system", "objective", "rounds", "target", "set")},
         **{key: experiment[key] for key in SOMETIMES if key in experiment},
-        "runs": [_run(run, experiment["target"]) for run in runs],
+        "runs": [_run(run, experiment["target"], numbers[run.judged_by]) for run in runs],
     }
 
 
-def _run(run: Run, target: float) -> dict[str, Any]:
+def _run(run: Run, target: float, predicts_numbers: bool) -> dict[str, Any]:
     metrics = {name: finite(values.tolist()) for name, values in run.metrics.items()}
     seconds, to_target = float(run.seconds.sum()), run.seconds_to(target)
     return {
@@ -36,7 +37,7 @@ def _run(run: Run, target: float) -> dict[str, Any]:
         "parameters": plain(run.parameters),
         "seed": run.seed,
         "evaluated_rounds": run.evaluated_rounds.tolist(),
-        **({} if is_regression(run.judged_by) else {"test_accuracy": finite(run.test_accuracy.tolist())}),
+        **({} if predicts_numbers else {"test_accuracy": finite(run.test_accuracy.tolist())}),
         "train_loss": finite(run.train_loss.tolist()),
         **({"metrics": metrics} if metrics else {}),
         **({} if run.judged_by == ACCURACY else {"judged_by": run.judged_by}),

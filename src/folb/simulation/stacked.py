@@ -129,7 +129,8 @@ class _Stack:
         self.at = (1, states, [nothing])  # the next round, the states before it, and what was recorded
         # looked up once: each upload is traced for the sizes of messages
         known, self.metrics = [job.algorithm for job in jobs], measured(problem.metrics)
-        self.sizes = [sizes(one, params_like(problem.model)) for one in known]
+        model = params_like(problem.model)
+        self.sizes = [sizes(one, model) for one in known]
         self.about: list[Any] = [{"algorithm": one.name, "parameters": dict(one.settings)} for one in known]
 
     def runs(self, first: int, record: Measured) -> dict[int, Run]:

@@ -55,10 +55,11 @@ def about_runs(
     """What each run is: an algorithm, its settings, a seed, what judges it, and how users' metrics are shown."""
     users = facts(metrics)
     known = [(algorithm.name, algorithm.settings) for algorithm in algorithms]
+    settings = [summary.plain(own) for _, own in known]
     return [
-        {"algorithm": label, "name": name, "seed": seed, "parameters": summary.plain(settings), "judged_by": judged_by}
+        {"algorithm": label, "name": name, "seed": seed, "parameters": own, "judged_by": judged_by}
         | ({"metrics": users} if users else {})
-        for label, (name, settings) in zip(summary.labels(known), known, strict=True)
+        for label, (name, _), own in zip(summary.labels(known), known, settings, strict=True)
         for seed in seeds
     ]
 

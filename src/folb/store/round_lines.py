@@ -182,8 +182,10 @@ class Recorder:
     def __init__(self, path: Path, runs: Sequence[dict[str, Any]]) -> None:
         self.path, self.runs = path, runs
         # a model that predicts numbers has no accuracy
-        of_classes = [not is_regression(run["judged_by"]) for run in runs]
-        self.curves = [("test_accuracy", "train_loss") if own else ("train_loss",) for own in of_classes]
+        numbers = {judge: is_regression(judge) for judge in {run["judged_by"] for run in runs}}
+        self.curves = [
+            ("train_loss",) if numbers[run["judged_by"]] else ("test_accuracy", "train_loss") for run in runs
+        ]
         self.known: list[list[int]] = [[] for _ in runs]  # for each run, a hash of each recorded line
         self.altered = False  # whether a recorded line differs from what the round gave
         file = path / ROUNDS
