@@ -740,7 +740,7 @@ MISTAKES = {
     ),
     "a gain without its step size": (
         lambda: algorithms.fedavg(step_size={"gain": 1.0}),
-        "step_size.gain = 1.0: is for step_size=consensus, agreement",
+        "step_size.gain = 1.0: is for step_size=consensus, relative, agreement",
     ),
     "a step size that is none": (lambda: algorithms.fedavg(step_size=3), "step_size = 3: should be one of consensus"),
     "another step size": (lambda: algorithms.fedavg(step_size="line"), "step_size = 'line': choose one of agreement"),

@@ -226,14 +226,17 @@ def test_a_run_on_flower_goes_on_if_its_schedule_does_not_depend_on_the_rounds(t
         ),
         (
             {"step_size": "agreement", "step_size.rounds": 9},
-            "is for step_size=cosine, step, inverse; step_size is agreement",
+            "is for step_size=relative, cosine, step, inverse; step_size is agreement",
         ),
-        ({"step_size": "cosine", "step_size.goal": 0.1}, "is for step_size=consensus, agreement; step_size is cosine"),
+        (
+            {"step_size": "cosine", "step_size.goal": 0.1},
+            "is for step_size=consensus, relative, agreement; step_size is cosine",
+        ),
         ({"step_size": "cosine", "step_size.end": 2.0}, "step_size.end = 2.0: should be from 0 to 1"),
         ({"step_size": "step", "step_size.lowered": 0.0}, "step_size.lowered = 0.0: should be more than 0"),
         ({"step_size": "step", "step_size.rounds": 0}, "step_size.rounds = 0: should be at least 1"),
         ({"step_size": "constant", "step_size.warmup": -1}, "step_size.warmup = -1: should be at least 0"),
-        ({"step_size": 3}, "step_size = 3: should be one of consensus, agreement, cosine"),
+        ({"step_size": 3}, "step_size = 3: should be one of consensus, relative, by_model, agreement"),
     ],
 )
 def test_bad_schedules_are_one_line(given, message):

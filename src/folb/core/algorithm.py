@@ -29,13 +29,14 @@ from folb.core.solver import LOCAL, Solver
 from folb.core.staleness import STALENESS, Asynchrony, Polynomial
 from folb.core.step_size import STEP_SIZES, StepSize
 from folb.core.upload import GAMMA, GRAD, UNCLAMPED_GAMMA, Upload, upload
+from folb.core.whiten import WHITEN, Hidden, Whitening
 from folb.errors import InputError, choose
 
 SLOTS: dict[str, Slot[Any]] = {
     slot.name: slot
     for slot in (
         *(RULES, GRADIENTS, GUARDS, SAMPLINGS, LOCAL, SERVERS, MEMORIES, STEP_SIZES, AVERAGES, STALENESS),
-        *(UP, DOWN, ROBUST, ATTACKS, PRIVACIES),
+        *(UP, DOWN, ROBUST, ATTACKS, PRIVACIES, WHITEN),
     )
 }
 AT_WORK = Range(
@@ -186,6 +187,7 @@ class Algorithm:
     robust: Robust | None = of_record()  # what is in place of the rule's mean
     attack: Lies | None = of_record()  # what some devices report in place of the truth: only in the simulator
     privacy: Privacy | None = of_record()  # how it is differentially private; None: it is not
+    whiten: Whitening | None = of_record()  # what takes the place of a network's hidden matrices in the update
     clamp_gamma: bool = of_record(metadata={"static": True})
     origin: Origin = of_record(metadata={"static": True})
 
@@ -212,6 +214,11 @@ class Algorithm:
         """The algorithm with other parts or settings, given as to `Algorithm`."""
         return _made(self.origin.changed(settings))
 
+    def of(self, hidden: Sequence[Hidden]) -> Algorithm:
+        """The algorithm on a model with these hidden matrices: what follows from them is in its record."""
+        parts = {name: None if part is None else part.of(tuple(hidden)) for name, part in self.origin.parts.items()}
+        return self if parts == self.origin.parts else _made(replace(self.origin, parts=parts))
+
     def but(self, **fields: Any) -> Algorithm:
         """The same with other values in its record; nothing is checked, and nothing else follows from it."""
         return Algorithm(**{**vars(self), **fields})
@@ -227,7 +234,7 @@ class Algorithm:
         return 0 if self.robust is None else self.robust.own_samples
 
 
-AS_GIVEN = ("rule", "server", "gradient", "step_size", "guard", "robust", "privacy")
+AS_GIVEN = ("rule", "server", "gradient", "step_size", "guard", "robust", "privacy", "whiten")
 
 
 def _made(origin: Origin) -> Algorithm:

@@ -142,14 +142,16 @@ fedacg = _named(
 )
 accord = _named(
     "accord",
-    "Accord, which needs no tuning: the agreement of rounds and of devices sets the step size.\n\nDevices are drawn by "
-    "their samples, start ahead as in FedACG, and the server's step is as long as a device's. The model that is kept "
-    "is a mean over rounds.",
+    "Accord, which needs no tuning: it finds its own step size, by the agreement of rounds and devices or, on a network, "
+    "by the model's length.\n\n"
+    "Devices are drawn by their samples, start ahead as in FedACG, and the server's step is as long as a device's. All "
+    "directions of a network's hidden matrices become about equally long. The kept model is a mean over rounds.",
     {"server": ("lookahead",)},
     select={"name": "samples", "replacement": False},
     local={"lr": 0.04},
     server={"name": "lookahead", "beta": 0.85, "stretch": 0.5},
-    step_size="consensus",
+    step_size="by_model",
+    whiten="orthogonal",
     average={"name": "ema", "rate": 0.6},
 )
 fedbuff = _named(

@@ -116,6 +116,9 @@ def check_around(algorithm: Algorithm) -> None:
     if (memory := algorithm.memory) is not None and memory.has("correct"):
         expected = "should be none, or without `correct`, if guarded: it changes the step after the weights are bounded"
         raise InputError("memory", memory.name, f"{expected}; {OTHERWISE}")
+    if algorithm.whiten is not None:
+        expected = "should be none if guarded: it makes what few devices say as long as what all say"
+        raise InputError("whiten", algorithm.whiten.name, f"{expected}; {OTHERWISE}")
     server, ours = algorithm.server, type(algorithm.server) in SERVERS.known
     gain = server.gain
     if isinstance(gain, int | float) and math.isinf(gain):

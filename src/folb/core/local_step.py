@@ -5,10 +5,12 @@ A step that is written with `folb.core.vector` runs both in the simulator and on
 
 from __future__ import annotations
 
+from dataclasses import field, replace
 from typing import Any, ClassVar, NamedTuple
 
 from folb.core.part import Part, Range, at_least, more_than, name_of, setting
 from folb.core.vector import each, namespace, norm, scaled, zeros
+from folb.core.whiten import Hidden, changed, named, orthogonal, stretch, unit
 from folb.typing import Params
 
 NEAR_ONE, NEAR_ZERO = 1 - 2**-25, 2**-126  # beyond them a number is 1 or 0 in 32 bits, and a step divides by zero
@@ -130,4 +132,40 @@ class Adam(LocalStep):
         return move, Moments(m, v, j)
 
 
-LOCAL_STEPS = {name_of(kind): kind for kind in (Sgd, Momentum, DeltaSgd, Adam)}
+class Orthogonal(LocalStep):
+    """Muon (Jordan et al., 2024) for a network's hidden matrices; -lr g for its output layer, and for other models.
+
+    V <- beta V + g from 0 in each round, and the move -share lr sqrt(outputs / inputs) NS5(V), where NS5 is the
+    orthogonal factor of `whiten=orthogonal`. Vectors move by share lr / 2, as a root mean square.
+    """
+
+    one_size = False
+    beta: float = setting("momentum", SHARE, default=0.5)
+    share: float = setting("hidden layers: how long their steps are, in units of lr", more_than(0), default=0.75)
+    matrices: tuple[Hidden, ...] = field(default=(), metadata={"static": True})  # those of the model
+
+    def of(self, hidden: Any) -> LocalStep:
+        return replace(self, matrices=hidden)
+
+    def init(self, params: Params) -> Params:
+        return zeros(params)
+
+    def apply(self, g: Params, state: Params, lr: Any) -> tuple[Params, Params]:
+        v = each(lambda v, g: self.beta * v + g, state, g)
+        hidden = [Hidden(*one) for one in self.matrices]  # a device gets plain tuples
+        step, gradients = -self.share * lr, named(g)[0]
+
+        def other(path: str, leaf: Any) -> Any:
+            if leaf.ndim > 1 or not hidden:
+                return -lr * gradients[path]
+            xp, square = namespace(leaf), leaf * leaf
+            mean = xp.mean(square)
+            return step / 2 * leaf / xp.sqrt(xp.where(mean > 0, mean, xp.ones_like(mean)))
+
+        def directions(stack: Any) -> Any:
+            return orthogonal(unit(stack)[0])
+
+        return changed(hidden, v, directions, other, scale=lambda one, leaf: step * stretch(one, leaf)), v
+
+
+LOCAL_STEPS = {name_of(kind): kind for kind in (Sgd, Momentum, DeltaSgd, Adam, Orthogonal)}

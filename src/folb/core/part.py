@@ -125,6 +125,10 @@ class Part:
         """Whether it has this method of its own."""
         return method not in _missing(type(self), (method,))
 
+    def of(self, hidden: Any) -> Any:
+        """The part on a model with these hidden matrices (`folb.Hidden`)."""
+        return self
+
     def check(self, spelt: Callable[[str], str] = str) -> None:
         """Raise an `InputError` for a value that a setting may not have; `spelt` gives a field's name as a setting."""
         for one in fields(self):  # type: ignore[arg-type]

@@ -145,6 +145,9 @@ def close(algorithm: Algorithm, state: State, round: Round) -> Closed:
         tree.check_like("memory: what correct(round) returns", corrected, state.params)
         update = update._replace(delta=corrected)
     shown = update if algorithm.privacy is None or seen.update is None else seen.update
+    gain = algorithm.server.gain
+    if algorithm.whiten is not None and algorithm.whiten.matrices:  # last: at the length that was bounded
+        shown, gain = shown._replace(delta=algorithm.whiten.whitened(shown.delta)), math.inf
     params, memory = tree.pair("server: what apply returns", algorithm.server.apply(state.memory, seen, shown))
     tree.check_like("server: the model and the memory after apply", (params, memory), (state.params, state.memory))
     shared, own = updated(remembers, round)
@@ -155,7 +158,6 @@ def close(algorithm: Algorithm, state: State, round: Round) -> Closed:
     size = () if algorithm.step_size is None else algorithm.step_size.update(state.step_size, seen)
     tree.check_like("step_size: what update(memory, round) returns", size, state.step_size)
     own = jax.vmap(tree.where)(weighty & (round.times > 0), own, round.own)
-    gain = algorithm.server.gain
     weights = update.weights * update.kept * jnp.where(jnp.isinf(gain), 1.0, gain)
     residual = tree.sub(_model(algorithm, state), start) if jax.tree.leaves(state.residual) else ()
     changed = State(params, memory, shared, average, size, residual=residual, clip=clip)

@@ -239,6 +239,14 @@ def _squares(params: Params, eps: Any) -> Params:
     return jax.tree.map(lambda w: jnp.zeros_like(w) + eps**2, params)
 
 
+def mean_square(round: Round, update: Update) -> Array:
+    """sum_k p_k ||Delta_k||^2, where p_k = |a_k| / sum_j |a_j|."""
+    if round.mean_square is not None:
+        return jnp.asarray(round.mean_square)
+    a = jnp.abs(update.weights)
+    return jnp.sum(jnp.where(a > 0, fraction(a, jnp.sum(a)) * tree.norms(round.delta) ** 2, 0.0))
+
+
 def _shortening(round: Round, update: Update) -> tuple[Array, Array]:
     """sum_k p_k ||Delta_k||^2 / ||sum_k p_k Delta_k||^2, where p_k = |a_k| / sum_j |a_j|, and its largest value.
 
@@ -252,7 +260,7 @@ def _shortening(round: Round, update: Update) -> tuple[Array, Array]:
     else:
         p = fraction(a, jnp.sum(a))
         mean = tree.combine(p, round.delta)
-        ratio = fraction(jnp.sum(jnp.where(p > 0, p * tree.norms(round.delta) ** 2, 0.0)), tree.dot(mean, mean))
+        ratio = fraction(mean_square(round, update), tree.dot(mean, mean))
         most = jnp.maximum(1.0, fraction(jnp.float32(1), jnp.sum(p * p)))
     return jnp.clip(ratio, 1.0, most), most
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from dataclasses import replace
+from typing import Any, Literal
 
 import jax.numpy as jnp
 from jax import Array
@@ -28,6 +29,9 @@ class Solver(Part):
         default=None,
     )
     step: LocalStep = Sgd()
+
+    def of(self, hidden: Any) -> Solver:
+        return replace(self, step=self.step.of(hidden))
 
 
 LOCAL = Slot(

@@ -12,7 +12,7 @@ from jax import Array
 from folb.core import tree
 from folb.core.part import Part, Slot, at_least, between, setting, up_to
 from folb.core.rules import Round, fraction
-from folb.core.server_step import disagreement, without_noise
+from folb.core.server_step import disagreement, mean_square, without_noise
 from folb.core.vector import scaled, zeros
 from folb.errors import InputError
 from folb.typing import Params
@@ -223,9 +223,62 @@ class Inverse(Schedule):
         return _warm(t, self.warmup) / (1 + self.passed(t))
 
 
+class Paced(NamedTuple):
+    """The memory of `Relative`: the logarithm of the factor, and the number of rounds so far."""
+
+    log: Array
+    rounds: Array
+
+
+class Relative(StepSize):
+    """Local steps that move a device away from the model by a share of the model's length, whatever the gradients.
+
+    lr <- lr (goal_t / r)^gain, at most e times as long, or as short: r is the length of the devices' updates (the root
+    of their mean square) over that of the model, and goal_t = goal / (1 + t / rounds). It needs no guess of the
+    gradients' scale, which differs by orders of magnitude between networks, and says nothing for a model that starts
+    at 0.
+    """
+
+    by_lengths = True
+    goal: float = setting("the length of a device's update over the model's", between(1e-6, 1), default=0.035)
+    rounds: float = setting("the rounds in which that halves", at_least(1), default=20.0)
+    gain: float = setting("how fast local.lr changes; 1: at once", between(0, 1), default=0.5)
+
+    def init(self, params: Params) -> Paced:
+        return Paced(jnp.float32(0), jnp.float32(0))
+
+    def factor(self, memory: Paced, t: Any) -> Array:
+        return jnp.exp(memory.log)
+
+    def update(self, memory: Paced, round: Round) -> Paced:
+        length, model = jnp.sqrt(mean_square(round, round.update)), tree.norm(round.params)
+        goal = self.goal / (1 + memory.rounds / self.rounds)
+        change = jnp.clip(self.gain * (jnp.log(goal) + jnp.log(model) - jnp.log(length)), -1.0, 1.0)
+        return Paced(_changed(memory.log, (length > 0) & (model > 0), change), memory.rounds + 1)
+
+
+class ByModel(StepSize):
+    """`relative` for a network, and `consensus` for a model without hidden matrices. The record says which it was."""
+
+    called = "by_model"
+    by_lengths = True
+
+    def of(self, hidden: Any) -> StepSize:
+        return Relative() if hidden else Consensus()
+
+    def init(self, params: Params) -> Any:
+        return Consensus().init(params)
+
+    def factor(self, memory: Any, t: Any) -> Any:
+        return Consensus().factor(memory, t)
+
+    def update(self, memory: Any, round: Round) -> Any:
+        return Consensus().update(memory, round)
+
+
 STEP_SIZES = Slot(
     "step_size",
     StepSize,
-    (Consensus, Agreement, Cosine, Step, Inverse, Constant),
+    (Consensus, Relative, ByModel, Agreement, Cosine, Step, Inverse, Constant),
     "how the server changes local.lr from round to round; by default it does not",
 )

@@ -80,7 +80,7 @@ def _network(
         return dense.perceptron(params, x.reshape(len(x), -1), dense_units)
 
     start = dense.drawing(convolutions | dense.shapes(pixels * units["second"], dense_units), init)
-    return classifier(start, scores, heavy=True, block=block)
+    return classifier(start, scores, heavy=True, block=block, hidden=dense.hidden(units))
 
 
 def apply(params: Params, x: Array, padded: bool = True) -> Array:

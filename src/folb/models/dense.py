@@ -11,6 +11,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
+from folb.core.whiten import Hidden
 from folb.errors import check, check_whole, choose
 from folb.models.model import Model, classifier, made_once, regressor
 from folb.typing import Params
@@ -80,7 +81,12 @@ def mlp(
     def scores(params: Params, x: Array) -> Array:
         return perceptron(params, x.reshape(len(x), inputs), units)
 
-    return classifier(drawing(shapes(inputs, units), check_init(init)), scores)
+    return classifier(drawing(shapes(inputs, units), check_init(init)), scores, hidden=hidden(units))
+
+
+def hidden(layers: Iterable[str]) -> tuple[Hidden, ...]:
+    """The weights of all layers but the last, which has the outputs."""
+    return tuple(Hidden(f"{name}.weight") for name in [*layers][:-1])
 
 
 def shapes(inputs: int, units: Mapping[str, int]) -> dict[str, tuple[int, ...]]:

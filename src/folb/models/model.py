@@ -12,6 +12,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
+from folb.core.whiten import Hidden
 from folb.typing import Params
 
 P = ParamSpec("P")
@@ -44,6 +45,7 @@ class Model(NamedTuple):
     codes: int | None = None
     scores: Callable[[Params, Array], Array] | None = None
     judged_by: str = "accuracy"
+    hidden: tuple[Hidden, ...] = ()
 
     def __repr__(self) -> str:
         made_by = getattr(self.init, "__qualname__", type(self.init).__name__).partition(".")[0]
@@ -82,6 +84,7 @@ def classifier(
     heavy: bool = False,
     block: int | None = None,
     codes: int | None = None,
+    hidden: tuple[Hidden, ...] = (),
 ) -> Model:
     """The model of class scores(params, x): [batch, classes], with the cross-entropy as the loss."""
     return Model(
@@ -92,6 +95,7 @@ def classifier(
         block=block,
         codes=codes,
         scores=scores,
+        hidden=hidden,
     )
 
 

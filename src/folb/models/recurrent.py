@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
+from folb.core.whiten import Hidden
 from folb.errors import check
 from folb.models import dense
 from folb.models.model import Model, classifier, made_once
@@ -44,7 +45,8 @@ def char_lstm(
         h = apply(params["second"], apply(params["first"], h))
         return dense.apply(params["scores"], h[-1])
 
-    return classifier(start, scores, heavy=True, codes=classes)
+    hidden = tuple(Hidden(f"{name}.{one}", 4) for name in ("first", "second") for one in ("input", "recurrent"))
+    return classifier(start, scores, heavy=True, codes=classes, hidden=hidden)
 
 
 @made_once

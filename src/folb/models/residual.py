@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
+from folb.core.whiten import Hidden
 from folb.errors import check, check_whole
 from folb.models import dense
 from folb.models.convolution import convolved, image
@@ -61,7 +62,10 @@ def resnet(
             x = residual(params[f"block{i}"], x, groups, stride)
         return dense.apply(params["scores"], x.mean(axis=(1, 2)))
 
-    return classifier(start, scores, heavy=True, block=16)
+    hidden = [Hidden("first.weight")]
+    for i, (into, out, _) in enumerate(plan, 1):
+        hidden += [Hidden(f"block{i}.{one}.weight") for one in ("one", "two", *([] if into == out else ["across"]))]
+    return classifier(start, scores, heavy=True, block=16, hidden=tuple(hidden))
 
 
 def layer(key: Array, side: int, inputs: int, outputs: int) -> Params:

@@ -19,6 +19,7 @@ from folb.core.guard import check_around
 from folb.core.robust import check_enough, different_devices
 from folb.core.round import over_rounds
 from folb.core.selection import TIMES
+from folb.core.whiten import hidden_matrices
 from folb.data.federation import Federation
 from folb.errors import InputError, check_whole, choose
 from folb.measures import ACCURACY, CLASSES, KNOWN, NUMBERS, TOP, Metric, is_regression, measure
@@ -88,6 +89,8 @@ def settled(
             raise InputError("attack", algorithm.settings.get("attack"), "changes classes, but the labels are numbers")
     if model.codes is not None and federation.expand is None:
         _check_codes(federation, model.codes)
+    hidden = hidden_matrices("model: hidden", model.hidden, params_like(model)) if model.hidden else ()
+    algorithms = [one.of(hidden) for one in algorithms]
     algorithms = [
         over_rounds(_bounded(privacy.calibrated(one, federation.N, rounds), federation), rounds) for one in algorithms
     ]
