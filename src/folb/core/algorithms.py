@@ -142,10 +142,9 @@ fedacg = _named(
 )
 accord = _named(
     "accord",
-    "Accord, which needs no tuning: it finds its own step size, by the agreement of rounds and devices or, on a network, "
-    "by the model's length.\n\n"
-    "Devices are drawn by their samples, start ahead as in FedACG, and the server's step is as long as a device's. All "
-    "directions of a network's hidden matrices become about equally long. The kept model is a mean over rounds.",
+    "Accord, which needs no tuning: rounds and devices that agree, or a network's length, set the step size.\n\n"
+    "Devices are drawn by their samples, start ahead as in FedACG, and the server's step is as long as a device's. In a "
+    "network's hidden matrices all directions become about equally long. The kept model is a mean over rounds.",
     {"server": ("lookahead",)},
     select={"name": "samples", "replacement": False},
     local={"lr": 0.04},
