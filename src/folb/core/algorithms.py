@@ -143,8 +143,8 @@ fedacg = _named(
 accord = _named(
     "accord",
     "Accord, which needs no tuning: rounds and devices that agree, or a network's length, set the step size.\n\n"
-    "Devices are drawn by their samples, start ahead as in FedACG, and the server's step is as long as a device's. In a "
-    "network's hidden matrices all directions become about equally long. The kept model is a mean over rounds.",
+    "Devices are drawn by their samples, start ahead as in FedACG, and the server's step is as long as a device's. In "
+    "a network's hidden matrices all directions become about equally long. The kept model is a mean over rounds.",
     {"server": ("lookahead",)},
     select={"name": "samples", "replacement": False},
     local={"lr": 0.04},
