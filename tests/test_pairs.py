@@ -14,7 +14,9 @@ import pytest
 
 from folb import Algorithm, InputError, models, simulate
 from folb.core.algorithm import SLOTS
+from folb.core.tree import size
 from folb.data.federation import Federation
+from folb.models.model import params_like
 
 K, N, CLASSES, FEATURES, ROUNDS = 8, 16, 3, 4, 3
 PARTS = [(name, part) for name, slot in SLOTS.items() for part in slot.parts]
@@ -29,15 +31,24 @@ FEDERATION = Federation.from_arrays(
     np.repeat(np.arange(N), 10),
 )
 MODEL = models.logistic(FEDERATION.shape, FEDERATION.classes)
-D = FEATURES * CLASSES + CLASSES  # parameters
-CODED = {  # bytes of D numbers
-    None: 4 * D,
-    "int8": D + 4,
-    "int4": math.ceil(D / 2) + 4,
-    "sign": math.ceil(D / 8) + 4,
-    "top_k": 8 * math.ceil(0.1 * D),
-    "random_k": 4 * math.ceil(0.1 * D),
-}
+NETWORK = models.mlp(FEDERATION.shape, FEDERATION.classes, first=3, second=2)
+OF_NETWORKS = {("whiten", "orthogonal"), ("local", "orthogonal")}  # parts that do nothing for other models
+
+
+def model_of(pair):
+    return NETWORK if OF_NETWORKS & set(pair) else MODEL
+
+
+def coded(D):
+    """The bytes of D numbers, by codec."""
+    return {
+        None: 4 * D,
+        "int8": D + 4,
+        "int4": math.ceil(D / 2) + 4,
+        "sign": math.ceil(D / 8) + 4,
+        "top_k": 8 * math.ceil(0.1 * D),
+        "random_k": 4 * math.ceil(0.1 * D),
+    }
 
 
 def settings(pair):
@@ -66,7 +77,7 @@ def made(pair):
 
 def keeps_its_promises(pair, algorithm):
     """Plays three rounds."""
-    (run,) = simulate(FEDERATION, MODEL, algorithm, rounds=ROUNDS, record=("weights",))
+    (run,) = simulate(FEDERATION, model_of(pair), algorithm, rounds=ROUNDS, record=("weights",))
     weights = run.records["weights"]
     lies = algorithm.attack is not None and dict(pair)["attack"] != "honest"
     if not lies or algorithm.robust is not None or algorithm.guard is not None:
@@ -83,15 +94,16 @@ def keeps_its_promises(pair, algorithm):
 def check_bytes(pair, algorithm, run):
     """Nothing is free: each reply of S_1, of S_2 and to a survey is paid for, and nothing else is."""
     how, codec, source = algorithm.selection, algorithm.compression.up, dict(algorithm.gradient.settings)
-    model = CODED[None if codec is None else codec.name]
-    size = {"grad": model, "sketch": source.get("m", 0) * source.get("bits", 0) // 8 + 4}
+    D = size(params_like(model_of(pair)))
+    model = coded(D)[None if codec is None else codec.name]
+    answers = {"grad": model, "sketch": source.get("m", 0) * source.get("bits", 0) // 8 + 4}
     replies = ((run.times > 0) & ~run.lost).sum(axis=1)
-    least = replies * (model + sum(size.get(one.name, 4) for one in algorithm.uploads))
+    least = replies * (model + sum(answers.get(one.name, 4) for one in algorithm.uploads))
     if how.survey is not None:
         least = least + (N if how.candidates is None else how.candidates) * (4 * D if how.survey.name == "grad" else 4)
     if how.first is not None:
         least = least + np.array([N * 64 * 4, *[0] * (ROUNDS - 1)])
-    most = least + (K * max(model, size["sketch"]) if how.second else 0)  # S_2 may have been in S_1
+    most = least + (K * max(model, answers["sketch"]) if how.second else 0)  # S_2 may have been in S_1
     assert (run.bytes_up >= least).all() and (run.bytes_up <= most).all(), (pair, run.bytes_up, least)
 
 
@@ -110,6 +122,7 @@ def test_a_sample_of_pairs_keeps_its_promises_all_at_once():
     assert len({pair for parts in chosen for pair in itertools.combinations(sorted(parts), 2)}) >= SAMPLE
     for parts in chosen:
         keeps_its_promises(parts, made(parts))
+    assert any(OF_NETWORKS & set(parts) for parts in chosen)
 
 
 def test_a_refused_pair_has_its_reason_in_the_table():

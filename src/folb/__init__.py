@@ -38,6 +38,8 @@ if TYPE_CHECKING:
     from folb.core.staleness import Staleness as Staleness
     from folb.core.step_size import StepSize as StepSize
     from folb.core.upload import Upload as Upload
+    from folb.core.whiten import Hidden as Hidden
+    from folb.core.whiten import Whitening as Whitening
     from folb.data.device_trace import trace as trace
     from folb.data.federation import Federation as Federation
     from folb.errors import InputError as InputError
@@ -64,6 +66,7 @@ _NAMES = {
     "DeviceMemory": "core.memory",
     "Experiment": "experiments.experiment",
     "Federation": "data.federation",
+    "Hidden": "core.whiten",
     "InputError": "errors",
     "GradientSource": "core.gradient",
     "Known": "core.selection",
@@ -92,6 +95,7 @@ _NAMES = {
     "simulate": "simulation.simulate",
     "to_frame": "store.reading",
     "trace": "data.device_trace",
+    "Whitening": "core.whiten",
     "weighted": "core.rules",
 }
 _MODULES = {name: f"core.{name}" for name in ("algorithms", "guard", "rules", "system", "tree", "vector")}

@@ -78,7 +78,7 @@ class RunSettings(NamedTuple):
     def differs(self) -> str:
         """The algorithm, the rounds, and the settings that the algorithm does not have by default."""
         name = self.algorithm.name
-        settings = _written(self.algorithm.settings)
+        settings = _written(self.settings.algorithm.settings)
         usual = _written(ALGORITHMS[name]().settings) if name in ALGORITHMS else settings
         own = {key: value for key, value in settings.items() if value != usual.get(key)}
         seed = {"seed": self.settings.seed} if self.settings.seed else {}

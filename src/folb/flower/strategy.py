@@ -27,6 +27,7 @@ from folb.core.algorithm import Algorithm
 from folb.core.average import ServerModel
 from folb.core.round import State
 from folb.core.upload import DELTA, Upload
+from folb.core.whiten import hidden_matrices
 from folb.errors import check, check_whole
 from folb.flower import protocol
 from folb.flower.device_draw import Admission, Budget, Remembered, draw, evaluation_messages, evaluation_metrics
@@ -108,7 +109,8 @@ class FederatedStrategy(Strategy):
             expected = "should be empty: a device reads its settings from the run's config, context.run_config"
             check(name, dict(config or {}), not config, expected)
         least, model = self.settings.min_available_nodes, _checked_model(initial_arrays)
-        self.algorithm = core_round.over_rounds(self.settings.algorithm, num_rounds)
+        hidden = hidden_matrices("hidden", self.settings.hidden, model)
+        self.algorithm = core_round.over_rounds(self.settings.algorithm.of(hidden), num_rounds)
         self.algorithm = privacy.calibrated(self.algorithm, least, num_rounds)
         privacy.affordable(self.algorithm, least, 1)  # raises if the budget covers no round
         self.mailbox, self.roster = Mailbox(grid), Roster(self.settings.wait, least)

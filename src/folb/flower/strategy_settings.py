@@ -50,6 +50,7 @@ class StrategySettings:
     guard: Any = "on"  # as it is given to an algorithm; None or "none": none
     seed: int = setting("the simulator's", SEED, default=0)
     system: Any = None  # a system model, as in the simulator; None: uniform()
+    hidden: Any = ()  # the paths of the hidden matrices of a network, or `folb.Hidden`s: accord whitens them
     objective: str = setting('(1) with weights "uniform" or "samples", as in the simulator', default="uniform")
     deadline: float = setting("seconds that a round may take", SECONDS, default=600.0)
     wait: float = setting("seconds that a round waits for nodes before it begins", WAIT, default=60.0)
