@@ -24,7 +24,7 @@ from folb.data.federation import Federation
 from folb.errors import InputError, check_whole, choose
 from folb.measures import ACCURACY, CLASSES, KNOWN, NUMBERS, TOP, Metric, is_regression, measure
 from folb.models import Model
-from folb.models.model import operations, params_like
+from folb.models.model import check_model, operations, params_like
 from folb.simulation.problem import ENDLESS
 from folb.store.environment import memory
 
@@ -89,6 +89,7 @@ def settled(
             raise InputError("attack", algorithm.settings.get("attack"), "changes classes, but the labels are numbers")
     if model.codes is not None and federation.expand is None:
         _check_codes(federation, model.codes)
+    check_model(model, jax.ShapeDtypeStruct(federation.shape, federation.kind), federation.train.y.dtype)
     hidden = hidden_matrices("model: hidden", model.hidden, params_like(model)) if model.hidden else ()
     algorithms = [one.of(hidden) for one in algorithms]
     algorithms = [
