@@ -14,8 +14,8 @@ from inprocess import InProcessGrid
 from folb import InputError, Model, algorithms, models, simulate, system
 from folb.cli.main import main
 from folb.core import randomness
+from folb.core.local_step import step_words, takes_key
 from folb.core.solver import Solver
-from folb.core.step_key import step_words, takes_key
 from folb.data.federation import Federation
 from folb.data.synthetic import synthetic
 from folb.flower import Device, FederatedStrategy, arrays, client_app, from_jax, from_torch, protocol

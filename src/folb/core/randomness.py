@@ -51,8 +51,8 @@ def uniform(words: Array) -> Array:
 
 
 def key_of(words: Any) -> Any:
-    """Two random words as a key of `jax.random`; None has none."""
-    return None if words is None else jax.random.wrap_key_data(words, impl="threefry2x32")
+    """Two random words as a key of `jax.random`."""
+    return jax.random.wrap_key_data(words, impl="threefry2x32")
 
 
 class Multiset(NamedTuple):

@@ -15,9 +15,8 @@ import numpy as np
 from flwr.app import Context, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 
-from folb.core.local_step import LOCAL_STEPS, LocalStep
+from folb.core.local_step import LOCAL_STEPS, LocalStep, called, takes_key
 from folb.core.part import name_of
-from folb.core.step_key import called, takes_key
 from folb.core.upload import BOUNDED, DELTA, UPLOADS, Upload
 from folb.errors import InputError
 from folb.flower import local_work, protocol, sent
@@ -285,7 +284,7 @@ def from_jax(loss: Callable[..., Any]) -> Callable[..., Any]:
     from folb.core.randomness import key_of
 
     def mean(params: Any, x: Any, y: Any, words: Any) -> Any:
-        return jnp.mean(called(loss, params, x, y, key=key_of(words)))
+        return jnp.mean(called(loss, params, x, y, key=None if words is None else key_of(words)))
 
     compiled, draws = jax.jit(jax.grad(mean)), takes_key(loss)
 

@@ -12,10 +12,9 @@ from typing import Any
 
 import numpy as np
 
-from folb.core.local_step import LocalStep
+from folb.core.local_step import LocalStep, step_words
 from folb.core.rule import as_printed, never_flipped
 from folb.core.shuffle import shuffled
-from folb.core.step_key import step_words
 from folb.core.upload import GAMMA, Upload
 from folb.core.vector import dot, namespace, scaled
 from folb.flower.protocol import Arrays, Task

@@ -12,12 +12,14 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
-from folb.core.step_key import called, takes_key
+from folb.core.local_step import takes_key
 from folb.core.whiten import Hidden
 from folb.errors import InputError
 from folb.typing import Params
 
 P = ParamSpec("P")
+
+draws = functools.lru_cache(takes_key)  # it is asked whenever a loss is traced
 
 
 class Model(NamedTuple):
@@ -59,7 +61,7 @@ class Model(NamedTuple):
 
     def losses(self, params: Params, x: Array, y: Array, key: Array | None = None) -> Array:
         """loss(params, x, y), or loss(params, x, y, key)."""
-        return called(self.loss, params, x, y, key=key)
+        return self.loss(params, x, y, key=key) if draws(self.loss) else self.loss(params, x, y)
 
     def at_once(self, most: int) -> int:
         """How many samples to take at once; `most` suits other accelerators and models."""
@@ -91,12 +93,11 @@ def params_like(model: Model) -> Params:
 RUNNING = {"batch_stats", "running_mean", "running_var", "mean_ema", "var_ema"}  # as Flax, PyTorch and Haiku call them
 
 
-def check_model(model: Model, sample: jax.ShapeDtypeStruct, label: Any) -> None:
+def check_model(model: Model, params: Params, x: Any, y: Any) -> None:
     """Raise an `InputError` unless all its parameters are learnt, and its loss needs no more than it is given.
 
-    `sample` has the shape and type of one sample, and `label` is the type of labels. Nothing is computed.
+    The parameters, a batch `x` and its labels `y` may be shapes and types alone. Nothing is computed.
     """
-    params = params_like(model)
     for path, _ in jax.tree_util.tree_flatten_with_path(params)[0]:
         for name in RUNNING & set(jax.tree_util.keystr(path, simple=True, separator="/").split("/")):
             expected = "are running statistics, which no gradient learns: use group or layer norm instead of batch norm"
@@ -106,12 +107,11 @@ def check_model(model: Model, sample: jax.ShapeDtypeStruct, label: Any) -> None:
     except ValueError:  # a function that is not written in Python
         return
     try:
-        arguments.bind("params", "x", "y", **({"key": None} if takes_key(model.loss) else {}))
+        arguments.bind("params", "x", "y", **({"key": None} if draws(model.loss) else {}))
     except TypeError:
         expected = "should be (params, x, y), or (params, x, y, key) if it draws random numbers"
         raise InputError("model: arguments of the loss", str(arguments), expected) from None
-    if takes_key(model.loss):
-        x, y = jax.ShapeDtypeStruct((1, *sample.shape), sample.dtype), jax.ShapeDtypeStruct((1,), label)
+    if draws(model.loss):
         try:
             jax.eval_shape(model.losses, params, x, y)
         except Exception as error:
@@ -162,7 +162,7 @@ def _of_outputs(
     outputs: Callable[..., Array], loss: Callable[[Array, Array], Array]
 ) -> tuple[Callable[..., Array], Callable[[Params, Array], Array]]:
     """The model's loss, which takes a key if the outputs do; and the outputs without randomness."""
-    if not takes_key(outputs):
+    if not draws(outputs):
         return lambda params, x, y: loss(outputs(params, x), y), outputs
     return (
         lambda params, x, y, key: loss(outputs(params, x, key=key), y),

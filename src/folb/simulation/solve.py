@@ -19,13 +19,14 @@ from jax.sharding import Mesh
 from folb.core import randomness, tree
 from folb.core.algorithm import Algorithm
 from folb.core.codec import Codec
+from folb.core.local_step import step_words
 from folb.core.memory import Rows, gathered, scattered
 from folb.core.polar import median
 from folb.core.shuffle import shuffled
 from folb.core.solver import Solver, unit_cost
-from folb.core.step_key import step_words, takes_key
 from folb.core.upload import Upload
 from folb.models import Model
+from folb.models.model import draws
 from folb.simulation import parallel
 from folb.simulation.problem import Problem, Samples
 from folb.typing import Params
@@ -128,7 +129,7 @@ def _sgd(model: Model, data: Samples, solver: Solver, here: Params, settings: Se
     start, size = data.first(slots.device), data.size[slots.device]
     per_epoch = -(-size // solver.batch)
     steps = slots.work * unit_cost(solver, size)
-    unroll = 1 if model.heavy else UNROLL
+    unroll, random = 1 if model.heavy else UNROLL, draws(model.loss)
 
     offset = jnp.arange(solver.batch)
 
@@ -162,7 +163,8 @@ def _sgd(model: Model, data: Samples, solver: Solver, here: Params, settings: Se
         words: Array | None,
     ) -> tuple[Params, Any]:
         w, _ = at
-        g = jax.grad(lambda w: jnp.sum(weight * model.losses(w, x, y, randomness.key_of(words))))(w)
+        key = None if words is None else randomness.key_of(words)
+        g = jax.grad(lambda w: jnp.sum(weight * model.losses(w, x, y, key)))(w)
         g = jax.tree.map(lambda d, v, v0: d + settings.mu * (v - v0), g, w, here)
         return _moved(at, g, active, settings)
 
@@ -172,7 +174,7 @@ def _sgd(model: Model, data: Samples, solver: Solver, here: Params, settings: Se
         s, at, (rows, weight) = carry
         x, y = data.take(rows)
         for u in range(unroll):
-            words = step_words(slots.words, s + u) if takes_key(model.loss) else None
+            words = step_words(slots.words, s + u) if random else None
             at = each(at, x[u], y[u], weight[u], s + u < steps, here, settings, words)
         return s + unroll, at, batches(s + unroll)
 
