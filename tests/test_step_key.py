@@ -134,6 +134,9 @@ def test_a_run_is_repeated_resumed_and_evaluated_without_dropout(tmp_path):
     resumed = run(6, checkpoints=tmp_path)
     assert same(run(6).params, whole.params) and same(resumed.params, whole.params)
     assert not same(begun.params, whole.params) and not same(run(6, PLAIN).params, whole.params)
+    beside = simulate(FEDERATION, DROPOUT, algorithms.fedavg(**SOME), rounds=6, seeds=[5, 0], system=WORK)[1]
+    for one, other in zip(jax.tree.leaves(beside.params), jax.tree.leaves(whole.params), strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-4, atol=1e-6)
     # the recorded loss is that of the same network without dropout
     plain = problems.problem(FEDERATION, PLAIN)
     mean = jax.jit(lambda params: total_loss(plain, params) / len(FEDERATION.train.y))(whole.params)

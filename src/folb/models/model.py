@@ -162,7 +162,7 @@ def _of_outputs(
     outputs: Callable[..., Array], loss: Callable[[Array, Array], Array]
 ) -> tuple[Callable[..., Array], Callable[[Params, Array], Array]]:
     """The model's loss, which takes a key if the outputs do; and the outputs without randomness."""
-    if not draws(outputs):
+    if not takes_key(outputs):
         return lambda params, x, y: loss(outputs(params, x), y), outputs
     return (
         lambda params, x, y, key: loss(outputs(params, x, key=key), y),
