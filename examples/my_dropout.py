@@ -31,4 +31,5 @@ def net(shape: tuple[int, ...], classes: int, *, units: int = 32, rate: float = 
             h = h * jax.random.bernoulli(key, 1 - rate, h.shape) / (1 - rate)
         return h @ params["second"]
 
-    return classifier(init, scores)  # loss(params, x, y, key) is the cross-entropy of scores(params, x, key)
+    # loss(params, x, y, key) is the cross-entropy of scores(params, x, key); accord whitens the first matrix
+    return classifier(init, scores, hidden=["first"])

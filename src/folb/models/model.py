@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from math import prod
 from typing import Any, NamedTuple, ParamSpec
 
@@ -53,7 +53,7 @@ class Model(NamedTuple):
     codes: int | None = None
     scores: Callable[[Params, Array], Array] | None = None
     judged_by: str = "accuracy"
-    hidden: tuple[Hidden, ...] = ()
+    hidden: tuple[Hidden | str, ...] = ()  # its hidden matrices, which some algorithms whiten
 
     def __repr__(self) -> str:
         made_by = getattr(self.init, "__qualname__", type(self.init).__name__).partition(".")[0]
@@ -125,7 +125,7 @@ def classifier(
     heavy: bool = False,
     block: int | None = None,
     codes: int | None = None,
-    hidden: tuple[Hidden, ...] = (),
+    hidden: Sequence[Hidden | str] = (),
 ) -> Model:
     """The model of class scores(params, x): [batch, classes], with the cross-entropy as the loss.
 
@@ -140,7 +140,7 @@ def classifier(
         block=block,
         codes=codes,
         scores=scores,
-        hidden=hidden,
+        hidden=tuple(hidden),
     )
 
 
