@@ -59,6 +59,10 @@ class DeviceMemory(Part):
     def shift(self, shared: Any, own: Any, sent: Sent) -> Params:
         """A tree of the model's shape, for one device, if it is sent one."""
 
+    def begin(self, shared: Any, own: Any, sent: Sent) -> tuple[Params, ...]:
+        """Trees of the model's shape, if it has this method: a device's local step starts from them (`LocalStep.begin`)."""
+        raise NotImplementedError
+
     def correct(self, round: Round) -> Params:
         """The server's step in place of the rule's, which is round.update.delta, if it changes that."""
 

@@ -200,6 +200,16 @@ def shifts(algorithm: Algorithm, state: State, own: Any, steps: Any, N: Any) -> 
     return shifts
 
 
+def beginnings(algorithm: Algorithm, state: State, own: Any, N: Any) -> tuple[Params, ...] | None:
+    """What each device's local step starts from, stacked like `own`; None if nothing is sent for it."""
+    memory = algorithm.memory
+    if memory is None or not memory.has("begin"):
+        return None
+    shared, own, K = memory.algorithms(state.shared), memory.algorithms(own), algorithm.selection.K
+    sent = Sent(state.params, None, algorithm.solver.lr, N)
+    return jax.vmap(lambda own: memory.begin(shared, own, sent), axis_size=K)(own)
+
+
 def upload_shape(upload: Upload, params: Params) -> Any:
     """The shape of one device's upload, for a model like `params`. Nothing is computed."""
     number = jax.ShapeDtypeStruct((), jnp.float32)
@@ -300,7 +310,7 @@ class Sizes(NamedTuple):
     """The bytes of each kind of message."""
 
     model: int  # to every device that is asked
-    shift: int  # to a device of S_1, besides
+    shift: int  # to a device of S_1, besides: what its memory sends
     reply: int  # from a device of S_1: its update and the algorithm's uploads
     gradient: int  # from a device of S_2 alone
     answer: int  # to a survey
@@ -311,9 +321,13 @@ def sizes(algorithm: Algorithm, params: Params) -> Sizes:
     codecs, how, memory = algorithm.compression, algorithm.selection, algorithm.memory
     model, d = nbytes(params), size(params)
     asks = how.survey if how.first is None else how.first
+    shift = model if memory is not None and memory.has("shift") else 0
+    if memory is not None and memory.has("begin"):
+        state = jax.eval_shape(memory.init, params)
+        shift += nbytes(jax.eval_shape(lambda own, w: memory.begin(*own, Sent(w, None, 1.0, 1)), state, params))
     return Sizes(
         model=model if codecs.down is None else codecs.down.nbytes(d),
-        shift=model if memory is not None and memory.has("shift") else 0,
+        shift=shift,
         reply=sum(upload_size(algorithm, upload, params) for upload in (DELTA, *algorithm.uploads)),
         gradient=upload_size(algorithm, algorithm.gradient.second, params),
         answer=0 if asks is None else nbytes(upload_shape(asks, params)),
