@@ -22,7 +22,6 @@ from folb.core import round as core_round
 from folb.core.algorithms import ALGORITHMS
 from folb.core.randomness import CANDIDATES, ROUND
 from folb.core.vector import scaled
-from folb.core.whiten import Hidden
 from folb.flower import TwoPhaseStrategy
 from folb.flower.local_work import batches
 from folb.flower.protocol import Task
@@ -537,7 +536,7 @@ def test_a_method_is_a_literal_loop_in_both_carriers(name):
     assert furthest(deployed, run.params) < 1e-5 * scale
 
 
-HIDDEN = (Hidden("weight"),)
+HIDDEN = (folb.Hidden("weight"),)
 
 
 @pytest.mark.parametrize("name", ["fedmuon", "fedpac"])
@@ -549,7 +548,7 @@ def test_momentum_is_sent_in_both_carriers(name, settings):
     made = ALGORITHMS[name](local={"beta": 0.8}, **settings, **USUAL)
     network = MODEL._replace(heavy=True, hidden=HIDDEN)
     run = folb.simulate(FEDERATION, network, made, rounds=4, seeds=[SEED], system=SYSTEM, record=("work",))[0]
-    deployed, strategy = on_flower(made.of(HIDDEN), rounds=4)
+    deployed, strategy = on_flower(made, rounds=4, hidden=HIDDEN)
     assert furthest(deployed, run.params) < (1e-3 if settings.get("compress_up") else 2e-5)  # rounding to another level
     assert furthest(simulated(made, rounds=4).params, run.params) > 1e-3  # without hidden matrices its steps are plain
     assert not strategy.opened.answers.refused

@@ -166,7 +166,7 @@ def literal_scaffold(option, run, rounds=ROUNDS):
 
 
 def test_the_bytes_of_a_shift_are_counted_in_both_carriers(tmp_path):
-    """Each device that is sent the model is also sent a shift, which is as large; or what its local step starts from."""
+    """Each device that is sent the model is also sent a shift, which is as large, or what its step starts from."""
     settings = {"select.K": 2, "local.lr": LR, "local.batch": BATCH, "select.replacement": False}
     down, up = {}, {}
     for name, models_down, models_up in (("fedavg", 1, 1), ("scaffold", 2, 1), ("fedmuon", 3, 2), ("fedpac", 3, 2)):

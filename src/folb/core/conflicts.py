@@ -68,7 +68,7 @@ def _of_momenta(a: Any) -> Rows:
     if any("momentum" in one.needs for one in a.uploads) and not step.has("momentum"):
         yield "local", "should be orthogonal or aligned: others have no momentum to send"
     if (memory is not None and memory.name == "fedpac") != (step.name == "aligned"):
-        yield "local", "should be aligned with memory=fedpac, and only with it: it needs the direction of the last round"
+        yield "local", "should be aligned with memory=fedpac, and only then: it needs the direction of the last round"
     if starts:
         why = f"should be none with memory={memory.name}: nothing bounds the momentum that a liar sends"
         yield from _should_be_none(a, guard=why, robust=why, attack=why)

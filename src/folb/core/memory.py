@@ -60,7 +60,7 @@ class DeviceMemory(Part):
         """A tree of the model's shape, for one device, if it is sent one."""
 
     def begin(self, shared: Any, own: Any, sent: Sent) -> tuple[Params, ...]:
-        """Trees of the model's shape, if it has this method: a device's local step starts from them (`LocalStep.begin`)."""
+        """Trees of the model's shape, for one device: what its local step starts from, if it has this method."""
         raise NotImplementedError
 
     def correct(self, round: Round) -> Params:

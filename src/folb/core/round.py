@@ -323,8 +323,9 @@ def sizes(algorithm: Algorithm, params: Params) -> Sizes:
     asks = how.survey if how.first is None else how.first
     shift = model if memory is not None and memory.has("shift") else 0
     if memory is not None and memory.has("begin"):
-        state = jax.eval_shape(memory.init, params)
-        shift += nbytes(jax.eval_shape(lambda own, w: memory.begin(*own, Sent(w, None, 1.0, 1)), state, params))
+        shared, own = jax.eval_shape(memory.init, params)
+        sent = jax.eval_shape(lambda shared, own, w: memory.begin(shared, own, Sent(w, 1, 1.0, 1)), shared, own, params)
+        shift += nbytes(sent)
     return Sizes(
         model=model if codecs.down is None else codecs.down.nbytes(d),
         shift=shift,

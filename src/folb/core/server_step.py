@@ -172,7 +172,7 @@ class FedExP(_Extrapolation):
 
 
 class FedExProx(_Extrapolation):
-    """FedExProx-GraDS (Li et al., 2024): step sum_k p_k ||Delta_k||^2 / ||sum_k p_k Delta_k||^2, their gradient diversity.
+    """FedExProx-GraDS (Li et al., 2024): step sum_k p_k ||Delta_k||^2 / ||sum_k p_k Delta_k||^2, the diversity.
 
     p_k is |a_k| over their sum. It is at least 1, and has no bound where updates are opposed.
     """
@@ -270,7 +270,7 @@ def mean_square(round: Round, update: Update) -> Array:
 
 
 def _diversity(round: Round, update: Update) -> tuple[Array, Array]:
-    """sum_k p_k ||Delta_k||^2 / ||sum_k p_k Delta_k||^2, where p_k = |a_k| / sum_j |a_j|; and what orthogonal ones have.
+    """sum_k p_k ||Delta_k||^2 / ||sum_k p_k Delta_k||^2, where p_k = |a_k| / sum_j |a_j|; and that of orthogonal ones.
 
     It is 1 if all updates are the same, and K if K of them are orthogonal and weigh the same.
     """

@@ -52,7 +52,7 @@ def solve(
     shift: Arrays | None = None,
     begin: tuple[Arrays, ...] | None = None,
 ) -> tuple[Arrays, Any]:
-    """The update Delta w_k = w_k - w^t after `work` units on h_k of (3), from w^t = `params`; and the step's last state.
+    """The update Delta w_k = w_k - w^t after `work` units on h_k of (3), from w^t = `params`, and the step's state.
 
     `shift` adds <shift, w> to h_k. The local step starts from `begin`, if the server sends that.
     """

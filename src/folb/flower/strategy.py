@@ -233,8 +233,9 @@ class FederatedStrategy(Strategy):
 
     def _ask(self, opened: OpenRound) -> list[Message]:
         """Ask S_1 for updates and what else the rule needs, and the rest of S_2 for gradients."""
-        first, algorithm, tasks, more = opened.first, opened.algorithm, {}, {}
+        first, algorithm, tasks = opened.first, opened.algorithm, {}
         assert first is not None
+        more: dict[int, dict[str, ArrayRecord]] = {}
         sent: dict[str, Any] = {}  # by its record, stacked
         if algorithm.memory is not None and algorithm.memory.has("shift"):  # if not, there is no program to compile
             sent[protocol.SHIFT] = shifts(algorithm, opened.state, opened.own, first.steps, np.int32(opened.N))

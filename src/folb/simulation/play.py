@@ -244,9 +244,7 @@ def work_and_close(
     theirs, who = poisoned(problem, algorithm, slots.device)
     starts = beginnings(algorithm, state, own, jnp.int32(len(train.size)))
     wanted = any("momentum" in one.needs for one in algorithm.uploads)
-    delta, momentum = solve.solve(
-        theirs, solver, here, slots._replace(device=who), shift, starts, momentum=wanted
-    )
+    delta, momentum = solve.solve(theirs, solver, here, slots._replace(device=who), shift, starts, momentum=wanted)
     sources = Sources(theirs, here, who, times > 0, mu=solver.mu, key=key, delta=delta, momentum=momentum)
     sent = computed(algorithm.uploads, sources)
     codecs, residuals = algorithm.compression, state.residuals

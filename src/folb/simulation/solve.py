@@ -120,8 +120,8 @@ def solve(
         padded = jnp.concatenate([order, jnp.full(groups * size - count, order[-1])]).reshape(groups, size)
 
         def group(chosen: Array) -> Solved:
-            some = jax.tree.map(lambda v: v[chosen], (here, settings, slots))
-            return _sgd(problem.model, data, solver, *some, momentum)
+            own = jax.tree.map(lambda v: v[chosen], (here, settings, slots))
+            return _sgd(problem.model, data, solver, momentum, *own)
 
         solved = jax.tree.map(lambda v: v.reshape(-1, *v.shape[2:]), jax.lax.map(group, padded))
         return jax.tree.map(lambda v: v[jnp.argsort(order)], solved)
@@ -139,7 +139,7 @@ def together(problem: Problem, slots: int, groups: int = 1) -> int:
 
 
 def _sgd(
-    model: Model, data: Samples, solver: Solver, here: Params, settings: Settings, slots: Slots, momentum: bool
+    model: Model, data: Samples, solver: Solver, momentum: bool, here: Params, settings: Settings, slots: Slots
 ) -> Solved:
     """Mini-batch steps over shuffled passes through each device's samples, all slots side by side.
 
@@ -234,7 +234,7 @@ def _gradient_descent(
         w = jax.tree.map(jnp.add, delta, here)
         g = gradients(problem, w, slots.device, slots.work > s)
         g = jax.tree.map(lambda d, g: g + solver.mu * d, delta, g)
-        return jax.vmap(_moved, in_axes=(0, 0, 0, Settings(0, None, None, 0, 0)))(at, g, slots.work > s, settings)
+        return jax.vmap(_moved, in_axes=(0, 0, 0, Settings(0, None, None, 0, None)))(at, g, slots.work > s, settings)
 
     first = (jax.tree.map(jnp.zeros_like, here), _begun(solver.step, here, settings, None))
     delta, state = jax.lax.fori_loop(0, jnp.max(slots.work), turn, first)
