@@ -554,6 +554,21 @@ def test_momentum_is_sent_in_both_carriers(name, settings):
     assert not strategy.opened.answers.refused
 
 
+def test_what_a_step_starts_from_has_the_shape_of_the_model():
+    class Half(folb.DeviceMemory):
+        def init(self, params):
+            return (), ()
+
+        def update(self, round):
+            return (), ()
+
+        def begin(self, shared, own, sent):
+            return ({"weight": sent.params["weight"]},)
+
+    with pytest.raises(InputError, match="what begin.*returns"):
+        simulated(folb.Algorithm(memory=Half(), local="orthogonal", **USUAL), rounds=1)
+
+
 def test_a_model_whose_matrices_are_all_hidden_needs_no_whole_steps():
     made = algorithms.fedmuon(local={"beta": 0.8}, **USUAL)
     network = MODEL._replace(heavy=True, hidden=HIDDEN)

@@ -195,19 +195,32 @@ def shifts(algorithm: Algorithm, state: State, own: Any, steps: Any, N: Any) -> 
     shared, own = memory.algorithms(state.shared), memory.algorithms(own)
     K, sent = algorithm.selection.K, Sent(state.params, steps, algorithm.solver.lr, N)
     shifts = jax.vmap(memory.shift, in_axes=(None, 0, Sent(None, 0, None, None)), axis_size=K)(shared, own, sent)
-    wanted = jax.tree.map(lambda v: jax.ShapeDtypeStruct((algorithm.selection.K, *v.shape), v.dtype), state.params)
-    tree.check_like("memory: what shift(shared, own, sent) returns, stacked", shifts, wanted)
+    tree.check_like("memory: what shift(shared, own, sent) returns, stacked", shifts, _stacked(state.params, K))
     return shifts
 
 
-def beginnings(algorithm: Algorithm, state: State, own: Any, N: Any) -> tuple[Params, ...] | None:
-    """What each device's local step starts from, stacked like `own`; None if nothing is sent for it."""
-    memory = algorithm.memory
+class Told(NamedTuple):
+    """What a memory sends to devices, stacked."""
+
+    shift: Params | None
+    begin: tuple[Params, ...] | None  # what their local steps start from
+
+
+def told(algorithm: Algorithm, state: State, own: Any, steps: Any, N: Any) -> Told:
+    """What each device is sent besides the model, by its local `steps`."""
+    memory, shift = algorithm.memory, shifts(algorithm, state, own, steps, N)
     if memory is None or not memory.has("begin"):
-        return None
+        return Told(shift, None)
     shared, own, K = memory.algorithms(state.shared), memory.algorithms(own), algorithm.selection.K
     sent = Sent(state.params, None, algorithm.solver.lr, N)
-    return jax.vmap(lambda own: memory.begin(shared, own, sent), axis_size=K)(own)
+    begin = jax.vmap(lambda own: memory.begin(shared, own, sent), axis_size=K)(own)
+    wanted = tuple(_stacked(state.params, K) for _ in begin)
+    tree.check_like("memory: what begin(shared, own, sent) returns, stacked", begin, wanted)
+    return Told(shift, begin)
+
+
+def _stacked(params: Params, K: int) -> Params:
+    return jax.tree.map(lambda v: jax.ShapeDtypeStruct((K, *v.shape), v.dtype), params)
 
 
 def upload_shape(upload: Upload, params: Params) -> Any:

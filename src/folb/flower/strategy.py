@@ -31,7 +31,7 @@ from folb.core.whiten import hidden_matrices
 from folb.errors import check, check_whole
 from folb.flower import protocol
 from folb.flower.device_draw import Admission, Budget, Remembered, draw, evaluation_messages, evaluation_metrics
-from folb.flower.open_round import Notes, OpenRound, beginnings, close, forms, noisy, sent_model, shifts
+from folb.flower.open_round import Notes, OpenRound, close, forms, noisy, sent_model, told
 from folb.flower.protocol import Arrays
 from folb.flower.replies import Form
 from folb.flower.roster import Mailbox, Roster
@@ -237,11 +237,10 @@ class FederatedStrategy(Strategy):
         assert first is not None
         more: dict[int, dict[str, ArrayRecord]] = {}
         sent: dict[str, Any] = {}  # by its record, stacked
-        if algorithm.memory is not None and algorithm.memory.has("shift"):  # if not, there is no program to compile
-            sent[protocol.SHIFT] = shifts(algorithm, opened.state, opened.own, first.steps, np.int32(opened.N))
-        if algorithm.memory is not None and algorithm.memory.has("begin"):
-            models = beginnings(algorithm, opened.state, opened.own, np.int32(opened.N))
-            sent[protocol.BEGIN] = protocol.joined(models)
+        if algorithm.memory is not None and any(map(algorithm.memory.has, ("shift", "begin"))):  # or no program
+            shift, begin = told(algorithm, opened.state, opened.own, first.steps, np.int32(opened.N))
+            sent |= {} if shift is None else {protocol.SHIFT: shift}
+            sent |= {} if begin is None else {protocol.BEGIN: protocol.joined(begin)}
         for identity, i in opened.at_work(first).items():
             tasks[identity] = opened.task(first, i, *opened.uploads)
             for record, stack in sent.items():

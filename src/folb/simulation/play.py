@@ -21,7 +21,6 @@ from folb.core.round import (
     Exchange,
     State,
     begin,
-    beginnings,
     close,
     first_replies,
     kept,
@@ -29,8 +28,8 @@ from folb.core.round import (
     model_sent,
     sets,
     shared_words,
-    shifts,
     sizes,
+    told,
     with_step_size,
 )
 from folb.core.rules import Gradients, Round, inner_products
@@ -240,11 +239,10 @@ def work_and_close(
     size = train.size[slots.device]
     steps = steps_of(solver, slots.work, size)
     own = _own(algorithm, state, slots.device)
-    shift = shifts(algorithm, state, own, steps, jnp.int32(len(train.size)))
+    sent_down = told(algorithm, state, own, steps, jnp.int32(len(train.size)))
     theirs, who = poisoned(problem, algorithm, slots.device)
-    starts = beginnings(algorithm, state, own, jnp.int32(len(train.size)))
-    wanted = any("momentum" in one.needs for one in algorithm.uploads)
-    delta, momentum = solve.solve(theirs, solver, here, slots._replace(device=who), shift, starts, momentum=wanted)
+    there, wanted = slots._replace(device=who), any("momentum" in one.needs for one in algorithm.uploads)
+    delta, momentum = solve.solve(theirs, solver, here, there, *sent_down, momentum=wanted)
     sources = Sources(theirs, here, who, times > 0, mu=solver.mu, key=key, delta=delta, momentum=momentum)
     sent = computed(algorithm.uploads, sources)
     codecs, residuals = algorithm.compression, state.residuals
