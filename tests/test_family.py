@@ -565,7 +565,7 @@ def test_what_a_step_starts_from_has_the_shape_of_the_model():
         def begin(self, shared, own, sent):
             return ({"weight": sent.params["weight"]},)
 
-    with pytest.raises(InputError, match="what begin.*returns"):
+    with pytest.raises(InputError, match=r"what begin.*returns"):
         simulated(folb.Algorithm(memory=Half(), local="orthogonal", **USUAL), rounds=1)
 
 
@@ -886,7 +886,7 @@ MISTAKES = {
         "gradient.m = 1000000: should be",
     ),
     "a momentum that nobody has": (
-        lambda: folb.Algorithm(uploads=["momentum"]),
+        lambda: folb.Algorithm(uploads=["last_momentum"]),
         "local = 'sgd': should be orthogonal or aligned: others have no momentum",
     ),
     "a start that no step takes": (

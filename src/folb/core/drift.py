@@ -95,14 +95,14 @@ class FedMuon(_Variates):
     M starts from c_k. M - c_k + c is itself a momentum, of g - c_k + c, which starts from c; a device is sent both.
     """
 
-    uploads = ("momentum",)
+    uploads = ("last_momentum",)
 
     def begin(self, shared: Params, own: Params, sent: Sent) -> tuple[Params, ...]:
         return (scaled(shared, 1.0 / sent.N),)
 
     def renewed(self, round: Round) -> Params:
         c = _mean_of_all(round, round.shared)
-        return jax.vmap(lambda m, c_k: tree.add(m, tree.sub(c_k, c)))(round.sent["momentum"], round.own)
+        return jax.vmap(lambda m, c_k: tree.add(m, tree.sub(c_k, c)))(round.sent["last_momentum"], round.own)
 
 
 class FedDyn(DeviceMemory):
@@ -262,14 +262,14 @@ class FedPAC(DeviceMemory):
     D = -mean_k Delta_k / (lr J_k) of the last round (`local=aligned`).
     """
 
-    uploads = ("momentum",)
+    uploads = ("last_momentum",)
 
     def init(self, params: Params) -> tuple[tuple[Params, Params], tuple[()]]:
         """The mean momentum and D, the same for all devices."""
         return (zeros(params), zeros(params)), ()
 
     def update(self, round: Round) -> tuple[tuple[Params, Params], tuple[()]]:
-        return (_mean(round, round.sent["momentum"]), _slope(round, round.lr)), ()
+        return (_mean(round, round.sent["last_momentum"]), _slope(round, round.lr)), ()
 
     def begin(self, shared: tuple[Params, ...], own: Any, sent: Sent) -> tuple[Params, ...]:
         return shared

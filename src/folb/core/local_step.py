@@ -46,7 +46,7 @@ class LocalStep(Part):
         raise NotImplementedError
 
     def momentum(self, state: Any) -> Params:
-        """Its mean of gradients after the work, if it has this method: the upload of this name."""
+        """Its mean of gradients after the work, if it has this method: the upload `last_momentum`."""
         raise NotImplementedError
 
 

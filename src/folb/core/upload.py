@@ -102,7 +102,7 @@ GAMMA = Upload("gamma", _gamma, {"most": 1.0}, least=0.0, most=1.0)
 UNCLAMPED_GAMMA = replace(GAMMA, numbers={"most": math.inf}, most=LARGEST)
 NORM = Upload("norm", lambda grad: norm(grad), least=0.0)
 LOSS = Upload("loss", lambda loss: loss)
-MOMENTUM = Upload("momentum", lambda momentum: momentum)
+MOMENTUM = Upload("last_momentum", lambda momentum: momentum)
 # what bounds a device's part of a private sum; a device may add noise of its own, so these can be any number
 WITHIN = Upload("within", _within, {"clip": 1.0})
 SQUARE = Upload("square", _square, {"clip": 1.0})
