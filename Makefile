@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: demo test test-slow test-examples test-docs check docs docs-serve pages bench bench-command bench-first bench-networks bench-search bench-peers bench-profile bench-gpu bench-growth bench-asynchronous bench-metrics bench-privacy bench-stream clean
+.PHONY: demo test test-slow test-examples test-docs check docs docs-serve pages bench bench-command bench-first bench-networks bench-search bench-whitening bench-peers bench-profile bench-gpu bench-growth bench-asynchronous bench-metrics bench-privacy bench-stream clean
 
 demo: .venv/.run  ## FOLB, FedProx and FedAvg on Synthetic_1_1: a table, and the curves in demo/curves.png
 	$(BIN)/folb compare synthetic_1_1 --algorithms folb,fedprox,fedavg --set rule.weights=equal,samples \
@@ -52,6 +52,9 @@ bench-first: .venv/.run  ## how soon `folb compare NAME` shows its first point, 
 
 bench-networks: .venv/.bench  ## the networks' speed against a plain PyTorch loop, by CPU time
 	$(BIN)/python benchmarks/networks.py
+
+bench-whitening: .venv/.run  ## a whitened round, and orthogonal local steps, against plain ones, by CPU time
+	$(BIN)/python benchmarks/whitening.py
 
 bench-search: .venv/.run  ## the search as one program against its points one by one
 	$(BIN)/python benchmarks/search.py

@@ -8,7 +8,7 @@ It needs Equinox: pip install equinox
 import equinox as eqx
 import jax
 
-from folb import Model
+from folb import Hidden, Model
 from folb.models import cross_entropy
 
 
@@ -28,4 +28,5 @@ def mlp(shape: tuple[int, ...], classes: int, *, width: int = 16, depth: int = 1
         init=lambda key: eqx.filter(build(key), eqx.is_inexact_array),
         loss=lambda params, x, y: cross_entropy(scores(params, x), y),
         predict=lambda params, x: scores(params, x).argmax(axis=1),
+        hidden=tuple(Hidden(f"layers.{i}.weight", outputs=0) for i in range(depth)),  # all but the last
     )

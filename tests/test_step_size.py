@@ -320,3 +320,22 @@ def test_a_liar_moves_the_step_size_no_faster_and_no_further_than_said(rule, tim
         sizes.append(float(with_step_size(algorithm, state, t + 1).solver.lr))
         delta = times * delta
     assert sizes[0] == 1 and sizes[1] == pytest.approx(ratio, rel=1e-4) and sizes[-1] == pytest.approx(end, rel=0.01)
+
+
+@pytest.mark.parametrize("silent", [0.0, 0.2, 0.5])
+def test_silent_liars_lengthen_a_relative_step_by_no_more_than_their_share_allows(silent):
+    """Honest updates are as long as lr says; liars send nothing, which makes the mean square shorter."""
+    rule, K, scale = step_sizes.Relative(goal=0.1, rounds=1e9), 10, 7.0
+    liars = int(silent * K)
+    memory, params = rule.init({"w": jnp.ones(4)}), {"w": jnp.ones(4)}
+    for _ in range(60):
+        length = scale * float(rule.factor(memory, 1))
+        delta = {"w": jnp.zeros((K, 4)).at[liars:, 0].set(length)}
+        update = Update({"w": jnp.mean(delta["w"], axis=0)}, jnp.full(K, 1 / K))
+        ones = jnp.ones(K)
+        round = Round(params, ones, ones, ones, delta)._replace(update=update)
+        memory = rule.update(memory, round)
+    honest = scale * float(rule.factor(memory, 1)) / 2  # over the model's length
+    np.testing.assert_allclose(honest, 0.1 / np.sqrt(1 - silent), rtol=1e-3)
+    huge = round._replace(delta={"w": delta["w"].at[0, 0].set(1e6)})
+    assert float(rule.factor(rule.update(memory, huge), 1)) >= float(rule.factor(memory, 1)) / np.e * 0.999

@@ -8,7 +8,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from folb import Hidden, InputError, algorithms, models, simulate, system
+from folb import Hidden, InputError, algorithms, models, read, simulate, system
+from folb.cli.main import main
 from folb.core.liars import ATTACKS
 from folb.core.local_step import Orthogonal as OrthogonalStep
 from folb.core.vector import norm
@@ -246,3 +247,37 @@ def test_behind_the_norm_bound_no_attack_makes_a_whitened_step_longer_than_the_m
         layer, leaf = one.path.split(".")
         steps = [np.linalg.norm(run.params[layer][leaf] - first[layer][leaf]) for run in (whitened, plain)]
         np.testing.assert_allclose(*steps, rtol=1e-3)
+
+
+NETWORK = """
+import jax
+from folb import Model
+from folb.models import cross_entropy
+
+def net(shape, classes):
+    def scores(w, x):
+        return jax.nn.relu(x @ w["a"]) @ w["b"]
+
+    def init(key):
+        return {"a": jax.random.normal(key, (shape[0], 4)) / 8, "b": jax.random.normal(key, (4, classes)) / 2}
+
+    return Model(init, lambda w, x, y: cross_entropy(scores(w, x), y), lambda w, x: scores(w, x).argmax(axis=1)HIDDEN)
+"""
+
+
+@pytest.mark.parametrize("says", ["", ", hidden=['a']"])
+def test_a_user_s_network_says_what_is_hidden_or_is_asked_to(says, tmp_path, capsys):
+    file = tmp_path / "net.py"
+    file.write_text(NETWORK.replace("HIDDEN", says))
+    command = ["compare", "synthetic_1_1", "--model", f"{file}:net", "--algorithms", "accord", "--rounds", "1"]
+    assert main([*command, "--seeds", "1", "--out", str(tmp_path / "run")]) == 0
+    asked = "names none of its 2 matrices as hidden" in capsys.readouterr().err
+    (run,) = read(tmp_path / "run").runs()
+    assert asked == (not says) and run.parameters["whiten"] == ("orthogonal" if says else None)
+
+
+def test_a_wrong_name_in_a_user_s_network_is_one_line(tmp_path, capsys):
+    file = tmp_path / "net.py"
+    file.write_text(NETWORK.replace("HIDDEN", ", hidden=['c']"))
+    assert main(["compare", "synthetic_1_1", "--model", f"{file}:net", "--algorithms", "accord", "--rounds", "1"]) == 2
+    assert capsys.readouterr().err.startswith("folb: error: model: hidden = 'c': should be one of a, b")

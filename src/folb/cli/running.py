@@ -150,6 +150,11 @@ def _announce(start: Start, announced: set[str]) -> None:
             f"{federation.name} does not say what to test on: a random tenth of each device's samples is held out; "
             "a column or array `split` (0 train, 1 test) says it"
         )
+    if matrices := start.plan.unnamed_matrices:
+        tell(
+            f"{start.plan.experiment.model} names none of its {matrices} matrices as hidden, so accord treats it as a "
+            "model without hidden layers; Model(hidden=[...]) names them"
+        )
     if start.model_bytes > LARGE:
         tell(f"{start.path / 'model.npz'} will take {start.model_bytes / 1e6:,.0f} MB; --no-model leaves it out")
 

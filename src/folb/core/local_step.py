@@ -1,10 +1,12 @@
-"""The step of a device's solver, on h_k of (3).
+"""The step of a device's solver, on h_k of (3), and the key of a mini-batch step, for a loss that draws random numbers.
 
 A step that is written with `folb.core.vector` runs both in the simulator and on a real device, which needs no jax.
 """
 
 from __future__ import annotations
 
+import inspect
+from collections.abc import Callable
 from dataclasses import field, replace
 from typing import Any, ClassVar, NamedTuple
 
@@ -219,3 +221,27 @@ class Aligned(_Muon):
 
 
 LOCAL_STEPS = {name_of(kind): kind for kind in (Sgd, Momentum, DeltaSgd, Adam, Orthogonal, Aligned)}
+
+
+OWN = 0x51ED270B  # keys differ from the words themselves, which batches and codecs are drawn from
+
+
+def takes_key(function: Callable[..., Any]) -> bool:
+    """Whether a loss, a gradient or a network's outputs have a parameter `key`, which has no value of its own."""
+    try:
+        key = inspect.signature(function).parameters.get("key")
+    except (TypeError, ValueError):  # a function that is not written in Python
+        return False
+    return key is not None and (key.default is None or key.default is key.empty)
+
+
+def called(function: Callable[..., Any], *arguments: Any, key: Any = None) -> Any:
+    """function(*arguments), with the key if it takes one; None: without randomness."""
+    return function(*arguments, key=key) if takes_key(function) else function(*arguments)
+
+
+def step_words(words: Any, s: Any) -> Any:
+    """The two words of the key of a round's mini-batch s, counted from 0, from the device's own words of that round."""
+    xp = namespace(words)
+    number = xp.asarray(s, dtype=xp.uint32)
+    return (words ^ xp.uint32(OWN)) + xp.stack([xp.zeros_like(number), number])

@@ -263,7 +263,7 @@ def shapes(algorithm: Algorithm, round: Round) -> dict[str, Any]:
 
 def normals(shapes: dict[str, Any], words: Array) -> dict[str, Any]:
     """Standard normal numbers in these shapes, from two random words."""
-    key = jax.random.wrap_key_data(words, impl="threefry2x32")
+    key = randomness.key_of(words)
     leaves, structure = jax.tree.flatten(shapes)
     drawn = [jax.random.normal(jax.random.fold_in(key, i), leaf.shape) for i, leaf in enumerate(leaves)]
     return jax.tree.unflatten(structure, drawn)

@@ -7,7 +7,7 @@ simulator or on the device itself.
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -48,6 +48,11 @@ def below(n: Array | int, words: Array) -> Array:
 def uniform(words: Array) -> Array:
     """Random words as numbers strictly between 0 and 1."""
     return ((words >> 9).astype(jnp.float32) + 0.5) * jnp.float32(2**-23)
+
+
+def key_of(words: Any) -> Any:
+    """Two random words as a key of `jax.random`."""
+    return jax.random.wrap_key_data(words, impl="threefry2x32")
 
 
 class Multiset(NamedTuple):

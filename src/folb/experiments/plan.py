@@ -76,6 +76,12 @@ class Plan(Settled):
         return "; ".join(filter(None, (self.federation.note, self.sampling)))
 
     @property
+    def unnamed_matrices(self) -> int:
+        """The matrices of a model that names none as hidden, if an algorithm would whiten them: 0 or more."""
+        matrices = sum(len(leaf.shape) > 1 for leaf in leaves(params_like(self.model)).values())
+        return matrices if matrices > 1 and not self.model.hidden and "accord" in self.experiment.algorithms else 0
+
+    @property
     def about_models(self) -> dict[str, Any]:
         """What model.npz says about the models."""
         name, federation = self.experiment.model, self.federation

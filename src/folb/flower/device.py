@@ -15,7 +15,7 @@ import numpy as np
 from flwr.app import Context, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 
-from folb.core.local_step import LOCAL_STEPS, LocalStep
+from folb.core.local_step import LOCAL_STEPS, LocalStep, called, takes_key
 from folb.core.part import name_of
 from folb.core.upload import BOUNDED, DELTA, UPLOADS, Upload
 from folb.errors import InputError
@@ -35,6 +35,9 @@ class Device:
     `from_torch(...)` or `from_jax(...)`. A plain function gets the model as a dict of arrays, or as a list if its
     arrays have no names, and answers in the same form. `x` and `y` are indexed by arrays of row numbers.
 
+    A `gradient(params, x, y, key)` gets two random words for each mini-batch step, an array of uint32, where the
+    simulator's loss gets a key. For a full gradient the key is None, and nothing should be random.
+
     `identity` is the device's own number, the same in every run; by default the node's `partition-id`.
     `evaluate(params)` gives metrics of a model, such as {"accuracy": 0.9, "loss": 0.3, "num-examples": 100}.
     `loss(params, x, y)` is the mean loss of a batch; only algorithms that ask for the device's loss need it.
@@ -43,10 +46,10 @@ class Device:
 
     x: Any
     y: Any
-    gradient: Callable[[Any, Any, Any], Any]
+    gradient: Callable[..., Any]
     identity: int | None = None
     evaluate: Callable[[Any], Mapping[str, float]] | None = None
-    loss: Callable[[Any, Any, Any], Any] | None = None
+    loss: Callable[..., Any] | None = None
     parts: Sequence[OwnPart] = ()
     own: Mapping[str, OwnPart] = field(init=False, repr=False)  # the parts by name
 
@@ -110,7 +113,7 @@ class Device:
             momentum=lambda: self.step(task).momentum(known["work"][1]),
             grad=lambda: local_work.full_gradient(*data, params),  # grad F_k(w^t)
             after=lambda: local_work.full_gradient(*data, local_work.plus(params, known["delta"])),  # grad F_k(w_k)
-            loss=lambda: np.float32(local_work.full_loss(partial(loss, model), self.x, self.y)),  # F_k(w^t)
+            loss=lambda: np.float32(local_work.full_loss(partial(called, loss, model), self.x, self.y)),  # F_k(w^t)
             mu=lambda: np.float32(task.mu),
             key=lambda: np.array(task.key, np.uint32),
             mean=lambda: mean,
@@ -131,9 +134,9 @@ class Device:
         fixed = {name: _hashable(value) for name, value in json.loads(task.fixed).items()}
         return kind(**fixed, **{name: np.float32(value) for name, value in task.numbers_of("step").items()})
 
-    def checked_gradient(self, params: Arrays, x: Any, y: Any) -> Arrays:
+    def checked_gradient(self, params: Arrays, x: Any, y: Any, key: NDArray | None) -> Arrays:
         """The user's gradient as named arrays, checked: NumPy would silently broadcast other shapes."""
-        given = self.gradient(_as_given(params), x, y)
+        given = called(self.gradient, _as_given(params), x, y, key=key)
         named = given if isinstance(given, Mapping) else {str(i): value for i, value in enumerate(given)}
         if set(named) != set(params):
             raise InputError("gradient: names", sorted(named), f"should be {sorted(params)}, like the model's arrays")
@@ -225,17 +228,31 @@ def _reply(message: Message, arrays: Mapping[str, Arrays], numbers: Mapping[str,
     return Message(RecordDict(records | {protocol.METRICS: MetricRecord(plain)}), reply_to=message)
 
 
-def from_torch(module: Any, loss: Callable[[Any, Any], Any]) -> Callable[[Any, Any, Any], dict[str, NDArray]]:
+RUNNING = ("running_mean", "running_var")  # buffers of a module that follow the batches which it has seen
+
+
+def from_torch(module: Any, loss: Callable[[Any, Any], Any]) -> Callable[..., dict[str, NDArray]]:
     """The gradient of loss(module(x), y) for a PyTorch module's parameters. A loss per sample is averaged.
 
-    The model's arrays are those of `module.named_parameters()`. The module keeps its mode: in training mode, dropout
-    gives another full gradient at each call.
+    The model's arrays are those of `module.named_parameters()`. Each mini-batch step seeds PyTorch's generator
+    from its key: in training mode, the same task gives the same dropout. A full gradient is that of
+    evaluation mode. A module with running statistics, such as batch norm's, is refused: they would not be averaged.
     """
     import torch
 
     known = dict(module.named_parameters())
+    for name, _ in module.named_buffers():
+        if name.rpartition(".")[2] in RUNNING:
+            expected = "is a running statistic, which the server does not learn: use GroupNorm or LayerNorm instead, or"
+            raise InputError("module", name, f"{expected} track_running_stats=False")
 
-    def gradient(params: dict[str, NDArray], x: Any, y: Any) -> dict[str, NDArray]:
+    def of_batch(x: Any, y: Any, place: Any) -> None:
+        labels = torch.as_tensor(y, device=place)
+        if not (labels.is_floating_point() or labels.dtype == torch.bool):
+            labels = labels.long()  # as PyTorch's losses need them
+        loss(module(torch.as_tensor(x, device=place)), labels).mean().backward()
+
+    def gradient(params: dict[str, NDArray], x: Any, y: Any, key: NDArray | None = None) -> dict[str, NDArray]:
         if set(params) != set(known):
             raise InputError("arrays", sorted(params), f"should be the module's parameters: {sorted(known)}")
         with torch.no_grad():
@@ -243,10 +260,20 @@ def from_torch(module: Any, loss: Callable[[Any, Any], Any]) -> Callable[[Any, A
                 parameter.copy_(torch.from_numpy(np.asarray(params[name], order="C")))
         place = next(iter(known.values())).device
         module.zero_grad()
-        labels = torch.as_tensor(y, device=place)
-        if not (labels.is_floating_point() or labels.dtype == torch.bool):
-            labels = labels.long()  # as PyTorch's losses need them
-        loss(module(torch.as_tensor(x, device=place)), labels).mean().backward()
+        if key is None:
+            training = [part for part in module.modules() if part.training]
+            for part in training:
+                # a recurrent layer without dropout has only one mode, and cuDNN has no gradient for evaluation
+                part.training = isinstance(part, torch.nn.RNNBase) and not part.dropout
+            try:
+                of_batch(x, y, place)
+            finally:
+                for part in training:
+                    part.training = True
+        else:
+            with torch.random.fork_rng([place] if place.type == "cuda" else []):  # the user's own draws do not change
+                torch.manual_seed(int(key[0]) << 32 | int(key[1]))
+                of_batch(x, y, place)
         return {
             name: np.zeros_like(params[name]) if p.grad is None else p.grad.detach().cpu().numpy().copy()
             for name, p in known.items()
@@ -255,19 +282,26 @@ def from_torch(module: Any, loss: Callable[[Any, Any], Any]) -> Callable[[Any, A
     return gradient
 
 
-def from_jax(loss: Callable[[Any, Any, Any], Any]) -> Callable[[Any, Any, Any], Any]:
+def from_jax(loss: Callable[..., Any]) -> Callable[..., Any]:
     """The gradient of a JAX function loss(params, x, y). A loss per sample is averaged.
 
-    Arrays named `first.weight` are the leaves of a nested dict, as in the models of folb.
+    A loss(params, x, y, key) draws in each mini-batch step what it would draw in the simulator. Arrays named
+    `first.weight` are the leaves of a nested dict, as in the models of folb.
     """
     import jax
     import jax.numpy as jnp
 
-    compiled = jax.jit(jax.grad(lambda params, x, y: jnp.mean(loss(params, x, y))))
+    from folb.core.randomness import key_of
 
-    def gradient(params: Any, x: Any, y: Any) -> Any:
+    def mean(params: Any, x: Any, y: Any, words: Any) -> Any:
+        return jnp.mean(called(loss, params, x, y, key=None if words is None else key_of(words)))
+
+    compiled, draws = jax.jit(jax.grad(mean)), takes_key(loss)
+
+    def gradient(params: Any, x: Any, y: Any, key: NDArray | None = None) -> Any:
+        words = key if draws else None
         if isinstance(params, list):
-            return [np.asarray(value) for value in compiled(params, x, y)]
-        return protocol.flat(compiled(protocol.nested(params), x, y))
+            return [np.asarray(value) for value in compiled(params, x, y, words)]
+        return protocol.flat(compiled(protocol.nested(params), x, y, words))
 
     return gradient

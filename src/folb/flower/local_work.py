@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from folb.core.local_step import LocalStep
+from folb.core.local_step import LocalStep, step_words
 from folb.core.rule import as_printed, never_flipped
 from folb.core.shuffle import shuffled
 from folb.core.upload import GAMMA, Upload
@@ -22,8 +22,8 @@ from folb.typing import NDArray, Params
 
 BLOCK = 256  # samples that a full gradient handles at once
 
-Gradient = Callable[[Arrays, Any, Any], Arrays]
-"""gradient(params, x, y): the gradient of the mean loss of a batch."""
+Gradient = Callable[[Arrays, Any, Any, NDArray | None], Arrays]
+"""gradient(params, x, y, key): the gradient of the mean loss of a batch; without a key, nothing in it is random."""
 
 
 def batches(task: Task, size: int) -> Iterator[NDArray]:
@@ -72,9 +72,10 @@ def solve(
         for _ in range(task.work):
             delta = moved(delta, full_gradient(gradient, x, y, plus(params, delta)), delta)
         return delta, state
-    w = params
-    for rows in batches(task, len(y)):
-        w = moved(w, gradient(w, x[rows], y[rows]), {name: v - params[name] for name, v in w.items()})
+    w, words = params, np.array(task.words, np.uint32)
+    for s, rows in enumerate(batches(task, len(y))):
+        g = gradient(w, x[rows], y[rows], step_words(words, s))
+        w = moved(w, g, {name: v - params[name] for name, v in w.items()})
     return {name: v - params[name] for name, v in w.items()}, state
 
 
@@ -83,7 +84,7 @@ def full_gradient(gradient: Gradient, x: Any, y: Any, params: Arrays) -> Arrays:
     n = len(y)
     total = {name: np.zeros_like(value) for name, value in params.items()}
     for first in range(0, n, BLOCK):
-        part = gradient(params, x[first : first + BLOCK], y[first : first + BLOCK])
+        part = gradient(params, x[first : first + BLOCK], y[first : first + BLOCK], None)
         share = np.float32(min(BLOCK, n - first) / n)
         total = {name: value + share * part[name] for name, value in total.items()}
     return total

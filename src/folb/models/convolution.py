@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Any
 
 import jax
 import jax.numpy as jnp
@@ -10,6 +10,7 @@ from jax import Array
 
 from folb.errors import check
 from folb.models import dense
+from folb.models.in_training import Crop, DropMaps, DropUnits, Flip, dropped, randomised, varied
 from folb.models.model import Model, classifier, made_once
 from folb.typing import Params
 
@@ -23,15 +24,24 @@ def cnn(
     second: Annotated[int, "channels of the second convolution"] = 64,
     hidden: Annotated[int, "units of the dense layer"] = 128,
     init: dense.Init = None,
+    once: Annotated[bool | None, "no padding, and one maximum, after the second convolution; no if not set"] = None,
+    drop_maps: DropMaps = None,
+    drop_units: DropUnits = None,
+    flip: Flip = None,
+    crop: Crop = None,
 ) -> Model:
     """A convolutional network of three layers (Sec. VI): two 3x3 convolutions and a dense one, then the class scores.
 
     Each convolution is followed by relu and the maximum of 2x2 pixels. Images are grey (height, width) or have
-    channels last.
+    channels last. With once=True, drop_maps=0.25 and drop_units=0.5 it is the network of the CIFAR10 benchmark of
+    pfl-research, and of Reddi et al. for EMNIST.
     """
     dense.at_least_one(first=first, second=second, hidden=hidden)
+    check("once", once, once in (None, True, False), "should be True or False")
     units = {"first": first, "second": second, "hidden": hidden, "scores": classes}
-    return _network(image("cnn", shape), 3, True, units, dense.check_init(init), block=8)
+    varying = {"drop_maps": drop_maps, "drop_units": drop_units, "flip": flip, "crop": crop}
+    size = image("cnn", shape, 8 if once else 4)
+    return _network(size, 3, units, dense.check_init(init), varying, block=8, padded=not once, once=bool(once))
 
 
 @made_once
@@ -44,6 +54,10 @@ def lenet(
     hidden: Annotated[int, "units of the first dense layer"] = 120,
     last: Annotated[int, "units of the second dense layer"] = 84,
     init: dense.Init = None,
+    drop_maps: DropMaps = None,
+    drop_units: DropUnits = None,
+    flip: Flip = None,
+    crop: Crop = None,
 ) -> Model:
     """LeNet-5 with relu, as in NIID-Bench: two 5x5 convolutions and two dense layers, then the class scores.
 
@@ -52,7 +66,8 @@ def lenet(
     """
     dense.at_least_one(first=first, second=second, hidden=hidden, last=last)
     units = {"first": first, "second": second, "hidden": hidden, "last": last, "scores": classes}
-    return _network(image("lenet", shape, 16), 5, False, units, dense.check_init(init), block=64)
+    varying = {"drop_maps": drop_maps, "drop_units": drop_units, "flip": flip, "crop": crop}
+    return _network(image("lenet", shape, 16), 5, units, dense.check_init(init), varying, block=64)
 
 
 def image(name: str, shape: tuple[int, ...], least: int = 4) -> tuple[int, int, int]:
@@ -65,22 +80,37 @@ def image(name: str, shape: tuple[int, ...], least: int = 4) -> tuple[int, int, 
 
 
 def _network(
-    size: tuple[int, int, int], side: int, padded: bool, units: dict[str, int], init: str, block: int
+    size: tuple[int, int, int],
+    side: int,
+    units: dict[str, int],
+    init: str,
+    varying: dict[str, Any],
+    block: int,
+    padded: bool = False,
+    once: bool = False,
 ) -> Model:
-    """Two convolutions of `first` and `second` channels, then dense layers of so many units."""
-    lost = 0 if padded else side // 2 + 1  # what both convolutions take from a side, in pixels of the quarter image
-    pixels, first = (size[0] // 4 - lost) * (size[1] // 4 - lost), units["first"]
+    """Two convolutions of `first` and `second` channels, then dense layers of so many units.
+
+    The maximum of 2x2 pixels follows each convolution, or `once` the second alone. `varying` is for training.
+    """
+    halved = ("second",) if once else ("first", "second")
+    height, width, first = size[0], size[1], units["first"]
     convolutions = {"first": (side, side, size[2], first), "second": (side, side, first, units["second"])}
+    for name in convolutions:
+        lost, by = 0 if padded else side - 1, 2 if name in halved else 1
+        height, width = (height - lost) // by, (width - lost) // by
     dense_units = {name: count for name, count in units.items() if name not in convolutions}
 
-    def scores(params: Params, x: Array) -> Array:
-        x = x.reshape(len(x), *size)
+    def scores(params: Params, x: Array, key: Array | None) -> Array:
+        x = varied(x.reshape(len(x), *size), varying["flip"], varying["crop"], key)
         for name in convolutions:
-            x = jax.nn.relu(halve(apply(params[name], x, padded)))
-        return dense.perceptron(params, x.reshape(len(x), -1), dense_units)
+            x = apply(params[name], x, padded)
+            x = jax.nn.relu(halve(x) if name in halved else x)
+        x = dropped(x.reshape(len(x), -1), varying["drop_maps"], key, 0)
+        return dense.perceptron(params, x, dense_units, varying["drop_units"], key)
 
-    start = dense.drawing(convolutions | dense.shapes(pixels * units["second"], dense_units), init)
-    return classifier(start, scores, heavy=True, block=block, hidden=dense.hidden(units))
+    start = dense.drawing(convolutions | dense.shapes(height * width * units["second"], dense_units), init)
+    return classifier(start, randomised(scores, **varying), heavy=True, block=block, hidden=dense.hidden(units))
 
 
 def apply(params: Params, x: Array, padded: bool = True) -> Array:

@@ -13,6 +13,7 @@ from jax import Array
 
 from folb.core.whiten import Hidden
 from folb.errors import check, check_whole, choose
+from folb.models.in_training import Drop, dropped, randomised
 from folb.models.model import Model, classifier, made_once, regressor
 from folb.typing import Params
 
@@ -70,6 +71,7 @@ def mlp(
     first: Annotated[int, "units of the first hidden layer"] = 200,
     second: Annotated[int, "units of the second hidden layer"] = 100,
     init: Init = None,
+    drop: Drop = None,
 ) -> Model:
     """A perceptron of three layers (Sec. VI): two hidden ones with relu, and the class scores.
 
@@ -78,10 +80,11 @@ def mlp(
     at_least_one(first=first, second=second)
     inputs, units = prod(shape), {"first": first, "second": second, "scores": classes}
 
-    def scores(params: Params, x: Array) -> Array:
-        return perceptron(params, x.reshape(len(x), inputs), units)
+    def scores(params: Params, x: Array, key: Array | None) -> Array:
+        return perceptron(params, x.reshape(len(x), inputs), units, drop, key)
 
-    return classifier(drawing(shapes(inputs, units), check_init(init)), scores, hidden=hidden(units))
+    start = drawing(shapes(inputs, units), check_init(init))
+    return classifier(start, randomised(scores, drop=drop), hidden=hidden(units))
 
 
 def hidden(layers: Iterable[str]) -> tuple[Hidden, ...]:
@@ -94,11 +97,13 @@ def shapes(inputs: int, units: Mapping[str, int]) -> dict[str, tuple[int, ...]]:
     return dict(zip(units, pairwise([inputs, *units.values()]), strict=True))
 
 
-def perceptron(params: Params, x: Array, names: Iterable[str]) -> Array:
-    """The output of the last of these dense layers; relu follows each of the others."""
+def perceptron(
+    params: Params, x: Array, names: Iterable[str], drop: float | None = None, key: Array | None = None
+) -> Array:
+    """The output of the last of these dense layers; relu follows each of the others, and with a key dropout."""
     *hidden, last = names
-    for name in hidden:
-        x = jax.nn.relu(apply(params[name], x))
+    for layer, name in enumerate(hidden, 1):
+        x = dropped(jax.nn.relu(apply(params[name], x)), drop, key, layer)
     return apply(params[last], x)
 
 

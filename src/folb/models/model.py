@@ -12,16 +12,24 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
+from folb.core.local_step import takes_key
 from folb.core.whiten import Hidden
+from folb.errors import InputError
 from folb.typing import Params
 
 P = ParamSpec("P")
+
+draws = functools.lru_cache(takes_key)  # it is asked whenever a loss is traced
 
 
 class Model(NamedTuple):
     """Three functions, and facts about their cost and inputs.
 
     init(key) -> params; loss(params, x, y) -> the loss of each sample of a batch; predict(params, x) -> labels.
+
+    A loss that draws random numbers in training is loss(params, x, y, key). Each mini-batch step of a device has its
+    own key, a function of (seed, round, device, step). Everywhere else, as in evaluations and full gradients, the key
+    is None, and the loss is then without randomness.
 
     `heavy` is about how a model is computed: it spends its time in large products. So its mini-batch steps are not
     unrolled, it is evaluated on fewer samples at once, and on a CPU the devices of a round run one after another. Its
@@ -38,7 +46,7 @@ class Model(NamedTuple):
     """
 
     init: Callable[[Array], Params]
-    loss: Callable[[Params, Array, Array], Array]
+    loss: Callable[..., Array]
     predict: Callable[[Params, Array], Array]
     heavy: bool = False
     block: int | None = None
@@ -50,6 +58,10 @@ class Model(NamedTuple):
     def __repr__(self) -> str:
         made_by = getattr(self.init, "__qualname__", type(self.init).__name__).partition(".")[0]
         return f"Model({made_by})"
+
+    def losses(self, params: Params, x: Array, y: Array, key: Array | None = None) -> Array:
+        """loss(params, x, y), or loss(params, x, y, key)."""
+        return self.loss(params, x, y, key=key) if draws(self.loss) else self.loss(params, x, y)
 
     def at_once(self, most: int) -> int:
         """How many samples to take at once; `most` suits other accelerators and models."""
@@ -78,18 +90,51 @@ def params_like(model: Model) -> Params:
     return jax.eval_shape(lambda: model.init(jax.random.key(0)))
 
 
+RUNNING = {"batch_stats", "running_mean", "running_var", "mean_ema", "var_ema"}  # as Flax, PyTorch and Haiku call them
+
+
+def check_model(model: Model, params: Params, x: Any, y: Any) -> None:
+    """Raise an `InputError` unless all its parameters are learnt, and its loss needs no more than it is given.
+
+    The parameters, a batch `x` and its labels `y` may be shapes and types alone. Nothing is computed.
+    """
+    for path, _ in jax.tree_util.tree_flatten_with_path(params)[0]:
+        for name in RUNNING & set(jax.tree_util.keystr(path, simple=True, separator="/").split("/")):
+            expected = "are running statistics, which no gradient learns: use group or layer norm instead of batch norm"
+            raise InputError("model: parameters", name, expected)
+    try:
+        arguments = inspect.signature(model.loss)
+    except ValueError:  # a function that is not written in Python
+        return
+    try:
+        arguments.bind("params", "x", "y", **({"key": None} if draws(model.loss) else {}))
+    except TypeError:
+        expected = "should be (params, x, y), or (params, x, y, key) if it draws random numbers"
+        raise InputError("model: arguments of the loss", str(arguments), expected) from None
+    if draws(model.loss):
+        try:
+            jax.eval_shape(model.losses, params, x, y)
+        except Exception as error:
+            expected = f"should work, without randomness, as in every evaluation: {type(error).__name__}: {error}"
+            raise InputError("model: key of the loss", None, expected) from error
+
+
 def classifier(
     init: Callable[[Array], Params],
-    scores: Callable[[Params, Array], Array],
+    scores: Callable[..., Array],
     heavy: bool = False,
     block: int | None = None,
     codes: int | None = None,
     hidden: tuple[Hidden, ...] = (),
 ) -> Model:
-    """The model of class scores(params, x): [batch, classes], with the cross-entropy as the loss."""
+    """The model of class scores(params, x): [batch, classes], with the cross-entropy as the loss.
+
+    With scores(params, x, key), its loss takes a key, too.
+    """
+    loss, scores = _of_outputs(scores, cross_entropy)
     return Model(
         init=init,
-        loss=lambda params, x, y: cross_entropy(scores(params, x), y),
+        loss=loss,
         predict=lambda params, x: scores(params, x).argmax(axis=1),
         heavy=heavy,
         block=block,
@@ -101,12 +146,28 @@ def classifier(
 
 def regressor(
     init: Callable[[Array], Params],
-    value: Callable[[Params, Array], Array],
+    value: Callable[..., Array],
     heavy: bool = False,
     block: int | None = None,
 ) -> Model:
-    """The model of numbers value(params, x): [batch], with the squared error as the loss, and judged by its mean."""
-    return Model(init, lambda params, x, y: (value(params, x) - y) ** 2, value, heavy, block, judged_by="mse")
+    """The model of numbers value(params, x): [batch], with the squared error as the loss, and judged by its mean.
+
+    With value(params, x, key), its loss takes a key, too.
+    """
+    loss, value = _of_outputs(value, lambda value, y: (value - y) ** 2)
+    return Model(init, loss, value, heavy, block, judged_by="mse")
+
+
+def _of_outputs(
+    outputs: Callable[..., Array], loss: Callable[[Array, Array], Array]
+) -> tuple[Callable[..., Array], Callable[[Params, Array], Array]]:
+    """The model's loss, which takes a key if the outputs do; and the outputs without randomness."""
+    if not takes_key(outputs):
+        return lambda params, x, y: loss(outputs(params, x), y), outputs
+    return (
+        lambda params, x, y, key: loss(outputs(params, x, key=key), y),
+        lambda params, x: outputs(params, x, key=None),
+    )
 
 
 def cross_entropy(logits: Array, y: Array) -> Array:
@@ -126,7 +187,7 @@ def operations(model: Model, sample: jax.ShapeDtypeStruct, moved: int = 0) -> in
     """
     x = jax.ShapeDtypeStruct((1, *sample.shape), sample.dtype)
     return _counted(
-        jax.make_jaxpr(model.loss)(params_like(model), x, jax.ShapeDtypeStruct((1,), jnp.int32)).jaxpr, moved
+        jax.make_jaxpr(model.losses)(params_like(model), x, jax.ShapeDtypeStruct((1,), jnp.int32)).jaxpr, moved
     )
 
 

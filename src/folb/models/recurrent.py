@@ -14,6 +14,9 @@ from folb.models import dense
 from folb.models.model import Model, classifier, made_once
 from folb.typing import Params
 
+# both layers of both networks; a gate is a matrix of its own
+GATES = tuple(Hidden(f"{layer}.{name}", parts=4) for layer in ("first", "second") for name in ("input", "recurrent"))
+
 
 @made_once
 def char_lstm(
@@ -45,8 +48,7 @@ def char_lstm(
         h = apply(params["second"], apply(params["first"], h))
         return dense.apply(params["scores"], h[-1])
 
-    hidden = tuple(Hidden(f"{name}.{one}", 4) for name in ("first", "second") for one in ("input", "recurrent"))
-    return classifier(start, scores, heavy=True, codes=classes, hidden=hidden)
+    return classifier(start, scores, heavy=True, codes=classes, hidden=GATES)
 
 
 @made_once
@@ -85,6 +87,7 @@ def sentiment_lstm(
         loss=lambda params, x, y: jax.nn.softplus(jnp.where(y == 1, -1.0, 1.0) * score(params, x)),
         predict=lambda params, x: (score(params, x) > 0).astype(jnp.int32),
         heavy=True,
+        hidden=(*GATES, Hidden("hidden.weight")),
     )
 
 

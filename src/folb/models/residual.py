@@ -12,6 +12,7 @@ from folb.core.whiten import Hidden
 from folb.errors import check, check_whole
 from folb.models import dense
 from folb.models.convolution import convolved, image
+from folb.models.in_training import Crop, Flip, randomised, varied
 from folb.models.model import Model, classifier, made_once
 from folb.typing import Params
 
@@ -27,6 +28,8 @@ def resnet(
     depth: Annotated[int, "layers with weights: 8, 14, 20, 26 and so on"] = 8,
     width: Annotated[int, "channels of the first third; the others have twice and four times as many"] = 16,
     groups: Annotated[int, "groups of channels that are normalised together"] = 2,
+    flip: Flip = None,
+    crop: Crop = None,
 ) -> Model:
     """The ResNet for small images (He et al., 2016), with group norm (Wu and He, 2018) in place of batch norm.
 
@@ -56,8 +59,9 @@ def resnet(
             "scores": dense.drawn(last, (plan[-1][1], classes)),
         }
 
-    def scores(params: Params, x: Array) -> Array:
-        x = jax.nn.relu(apply(params["first"], x.reshape(len(x), *size), groups))
+    def scores(params: Params, x: Array, key: Array | None) -> Array:
+        x = varied(x.reshape(len(x), *size), flip, crop, key)
+        x = jax.nn.relu(apply(params["first"], x, groups))
         for i, (_, _, stride) in enumerate(plan, 1):
             x = residual(params[f"block{i}"], x, groups, stride)
         return dense.apply(params["scores"], x.mean(axis=(1, 2)))
@@ -65,7 +69,8 @@ def resnet(
     hidden = [Hidden("first.weight")]
     for i, (into, out, _) in enumerate(plan, 1):
         hidden += [Hidden(f"block{i}.{one}.weight") for one in ("one", "two", *([] if into == out else ["across"]))]
-    return classifier(start, scores, heavy=True, block=16, hidden=tuple(hidden))
+    random = randomised(scores, flip, crop)
+    return classifier(start, random, heavy=True, block=16, hidden=tuple(hidden))
 
 
 def layer(key: Array, side: int, inputs: int, outputs: int) -> Params:

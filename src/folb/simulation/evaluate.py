@@ -49,7 +49,7 @@ def total_loss(problem: Problem, params: Params, seen: Array | int = 0) -> Array
 
     def block(given: Any, x: Array, y: Array, rows: Array, real: Array) -> Array:
         params, seen = given
-        losses = one_each("loss", problem.model.loss(params, x, y), y)
+        losses = one_each("loss", problem.model.losses(params, x, y), y)
         return jnp.sum(jnp.where(real & (rows >= seen), losses, 0.0))
 
     return sum_over_blocks(problem, block, (params, seen), problem.looked_at, jnp.float32(0))

@@ -24,9 +24,10 @@ from folb.data.federation import Federation
 from folb.errors import InputError, check_whole, choose
 from folb.measures import ACCURACY, CLASSES, KNOWN, NUMBERS, TOP, Metric, is_regression, measure
 from folb.models import Model
-from folb.models.model import operations, params_like
+from folb.models.model import check_model, operations, params_like
 from folb.simulation.problem import ENDLESS
 from folb.store.environment import memory
+from folb.typing import Params
 
 SMALL_BATCH = 1000  # up to this size, a batch takes little memory, even if no device has so many samples
 
@@ -89,17 +90,18 @@ def settled(
             raise InputError("attack", algorithm.settings.get("attack"), "changes classes, but the labels are numbers")
     if model.codes is not None and federation.expand is None:
         _check_codes(federation, model.codes)
-    hidden = hidden_matrices("model: hidden", model.hidden, params_like(model)) if model.hidden else ()
+    N, params = federation.N, params_like(model)
+    sample = jax.ShapeDtypeStruct((1, *federation.shape), federation.kind)
+    check_model(model, params, sample, jax.ShapeDtypeStruct((1,), federation.train.y.dtype))
+    hidden = hidden_matrices("model: hidden", model.hidden, params) if model.hidden else ()
     algorithms = [one.of(hidden) for one in algorithms]
-    algorithms = [
-        over_rounds(_bounded(privacy.calibrated(one, federation.N, rounds), federation), rounds) for one in algorithms
-    ]
-    allowed = [privacy.affordable(one, federation.N, rounds) for one in algorithms]
+    algorithms = [over_rounds(_bounded(privacy.calibrated(one, N, rounds), federation), rounds) for one in algorithms]
+    allowed = [privacy.affordable(one, N, rounds) for one in algorithms]
     for algorithm, most in zip(algorithms, allowed, strict=True):
         if most < evaluate_every:
             expected = f"should be at most {most}, the rounds that the epsilon of {algorithm.name} allows"
             raise InputError("evaluate_every", evaluate_every, expected)
-    _check_labels(federation, model)
+    _check_labels(federation, model, params, sample)
     evaluated, besides = how_many(evaluate, federation, model), measured(metrics, model, federation)
     return Settled(federation, model, algorithms, seeds, allowed, evaluate_every, evaluated, besides, streamed)
 
@@ -152,12 +154,11 @@ def _check_concurrency(M: int, K: int, N: int, streamed: bool) -> None:
         raise InputError("concurrency", M, expected)
 
 
-def _check_labels(federation: Federation, model: Model) -> None:
+def _check_labels(federation: Federation, model: Model, params: Params, sample: jax.ShapeDtypeStruct) -> None:
     """A label that the model has no score for would make the loss NaN, as if the run diverged."""
     if model.scores is None:
         return
-    sample = jax.ShapeDtypeStruct((1, *federation.shape), federation.kind)
-    scores = jax.eval_shape(model.scores, params_like(model), sample)
+    scores = jax.eval_shape(model.scores, params, sample)
     classes, largest = scores.shape[-1], int(max(side.y.max() for side in (federation.train, federation.test)))
     if largest >= classes:
         expected = f"should be at least {largest + 1}, for labels from 0 to {largest}"

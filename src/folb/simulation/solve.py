@@ -19,12 +19,14 @@ from jax.sharding import Mesh
 from folb.core import randomness, tree
 from folb.core.algorithm import Algorithm
 from folb.core.codec import Codec
+from folb.core.local_step import step_words
 from folb.core.memory import Rows, gathered, scattered
 from folb.core.polar import median
 from folb.core.shuffle import shuffled
 from folb.core.solver import Solver, unit_cost
 from folb.core.upload import Upload
 from folb.models import Model
+from folb.models.model import draws
 from folb.simulation import parallel
 from folb.simulation.problem import Problem, Samples
 from folb.typing import Params
@@ -149,7 +151,7 @@ def _sgd(
     start, size = data.first(slots.device), data.size[slots.device]
     per_epoch = -(-size // solver.batch)
     steps = slots.work * unit_cost(solver, size)
-    unroll = 1 if model.heavy else UNROLL
+    unroll, random = 1 if model.heavy else UNROLL, draws(model.loss)
 
     offset = jnp.arange(solver.batch)
 
@@ -173,10 +175,18 @@ def _sgd(
         return jax.vmap(batch)(s + jnp.arange(unroll))
 
     def step(
-        at: tuple[Params, Any], x: Array, y: Array, weight: Array, active: Array, here: Params, settings: Settings
+        at: tuple[Params, Any],
+        x: Array,
+        y: Array,
+        weight: Array,
+        active: Array,
+        here: Params,
+        settings: Settings,
+        words: Array | None,
     ) -> tuple[Params, Any]:
         w, _ = at
-        g = jax.grad(lambda w: jnp.sum(weight * model.loss(w, x, y)))(w)
+        key = None if words is None else randomness.key_of(words)
+        g = jax.grad(lambda w: jnp.sum(weight * model.losses(w, x, y, key)))(w)
         g = jax.tree.map(lambda d, v, v0: d + settings.mu * (v - v0), g, w, here)
         return _moved(at, g, active, settings)
 
@@ -186,7 +196,8 @@ def _sgd(
         s, at, (rows, weight) = carry
         x, y = data.take(rows)
         for u in range(unroll):
-            at = each(at, x[u], y[u], weight[u], s + u < steps, here, settings)
+            words = step_words(slots.words, s + u) if random else None
+            at = each(at, x[u], y[u], weight[u], s + u < steps, here, settings, words)
         return s + unroll, at, batches(s + unroll)
 
     # The next batches are part of the loop's state: otherwise the compiler would compute their rows again in every
@@ -259,7 +270,7 @@ def _means(problem: Problem, of: Callable[..., Any], like: Params, stack: Params
     """
 
     def loss(w: Params, x: Array, y: Array, weight: Array) -> Array:
-        return jnp.sum(weight * problem.model.loss(w, x, y))
+        return jnp.sum(weight * problem.model.losses(w, x, y))
 
     def queue(data: Samples, stack: Params, device: Array, wanted: Array) -> Params:
         slots, block = len(device), problem.model.at_once(BLOCK)
@@ -297,7 +308,7 @@ def trusted_update(problem: Problem, algorithm: Algorithm, params: Params, seed:
     solver = algorithm.solver
 
     def step(_: Array, w: Params) -> Params:
-        g = jax.grad(lambda w: jnp.mean(problem.model.loss(w, x, y)))(w)
+        g = jax.grad(lambda w: jnp.mean(problem.model.losses(w, x, y)))(w)
         return jax.tree.map(lambda v, v0, g: v - solver.lr * (g + solver.mu * (v - v0)), w, params, g)
 
     return tree.sub(jax.lax.fori_loop(0, median(steps, steps > 0).astype(jnp.int32), step, params), params)

@@ -102,7 +102,7 @@ def fitting(problem: Problem, algorithm: Algorithm, memory: int, rounds: int = E
 
     def backward(params: Params, rows: Array) -> Any:
         x, y = train.take(rows)
-        return jax.vjp(lambda w: model.loss(w, x, y), params)[1]
+        return jax.vjp(lambda w: model.losses(w, x, y), params)[1]
 
     needed = 4 * nbytes(state)
     if problem.streamed:

@@ -17,7 +17,7 @@ from folb.typing import Params
 
 def survey_inner_products(problem: Problem, params: Params) -> Array:
     """<grad f, grad F_k> for all N devices, without N gradients: one gradient, one jvp, one segment sum."""
-    train, loss = problem.train, problem.model.loss
+    train, loss = problem.train, problem.model.losses
     owner, weight = owners(problem)
 
     def gradient_block(given: Any, x: Array, y: Array, rows: Array, real: Array) -> Params:

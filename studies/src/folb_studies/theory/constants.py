@@ -44,7 +44,7 @@ def objective(problem: Problem, params: Params) -> Array:
 
     def block(given: Any, x: Array, y: Array, rows: Array, real: Array) -> Array:
         params, weight = given
-        return jnp.sum(jnp.where(real, weight[rows] * problem.model.loss(params, x, y), 0.0))
+        return jnp.sum(jnp.where(real, weight[rows] * problem.model.losses(params, x, y), 0.0))
 
     return sum_over_blocks(problem, block, (params, weight), problem.train, jnp.float32(0))
 
