@@ -160,6 +160,9 @@ TABLE = {
     "fednova": Case("fednova", {"rule.weights": "samples", "local": "momentum"}, LOCAL),
     "fedacg": Case("fedacg", {}, BETA),
     "accord": Case("accord", {"select.replacement": True, "select": "uniform"}, AGREED),
+    "fedexprox": Case("fedexprox", {}, MU),
+    "fedmuon": Case("fedmuon", {"local.whole": True}, LOCAL),
+    "fedpac": Case("fedpac", {"local.whole": True}, LOCAL),
     "fedbuff": Case("fedbuff", {"select.K": 3, "concurrency": 3}, STALE),
     "fedasync": Case("fedasync", {"select.K": 1, "concurrency": 4}, STALE),
     "fedavg, delta_sgd, adagrad": Case("fedavg", {"local": "delta_sgd", "server": "adagrad"}, STEP),
@@ -345,7 +348,7 @@ def check_bytes(case, runs):
     uploads_gradient = case.algorithm.startswith("folb") or (
         (case.algorithm == "fednu_norm" and case.settings.get("rule") == "signed")
         or "memory.option" in case.settings
-        or case.algorithm == "mimelite"
+        or case.algorithm in ("mimelite", "fedmuon", "fedpac")  # the last two a momentum, which is as large
     )
     sketch = {32: 64 * 4, 8: 64 + 4}.get(case.settings.get("gradient.bits"), 0)
     update = ENCODED_BYTES.get(case.settings.get("compress_up"), MODEL_BYTES)
@@ -368,8 +371,9 @@ def check_bytes(case, runs):
             if survey_up:
                 asked = set(range(N))
             assert run.bytes_up[t] == up
-            shift = MODEL_BYTES * len(asked) if case.algorithms()[0].memory and case.algorithm != "fedvarp" else 0
-            assert run.bytes_down[t] == whole * len(asked) + shift
+            memory = case.algorithms()[0].memory
+            more = {"fedvarp": 0, "fedmuon": 2, "fedpac": 2}.get(case.algorithm, 0 if memory is None else 1)
+            assert run.bytes_down[t] == (whole + more * MODEL_BYTES) * len(asked)
 
 
 def check_other_numbers_are_the_same_program(case, runs):

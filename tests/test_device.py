@@ -99,7 +99,7 @@ WORDS = jax.jit(lambda: jax.random.bits(jax.random.key(7), (len(SIZES), 2), jnp.
 
 @partial(jax.jit, static_argnames="side_by_side")
 def solve(solver, params, slots, side_by_side=True):
-    return local.solve(PROBLEM[side_by_side], solver, for_each(slots, params), slots)
+    return local.solve(PROBLEM[side_by_side], solver, for_each(slots, params), slots).delta
 
 
 def for_each(slots, params):
@@ -255,7 +255,7 @@ def test_gamma_falls_as_a_device_works():
     def gamma(work):
         chosen = Slots(jnp.full(6, k), work, WORDS)
         here = for_each(chosen, params)
-        delta = local.solve(PROBLEM[True], solver, here, chosen)
+        delta = local.solve(PROBLEM[True], solver, here, chosen).delta
         wanted = jnp.ones(6, bool)
         grad = local.gradients(PROBLEM[True], here, chosen.device, wanted)
         after = local.gradients(PROBLEM[True], jax.tree.map(jnp.add, here, delta), chosen.device, wanted)

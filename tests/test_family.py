@@ -252,6 +252,69 @@ def fedexp(run, eps=0.01, decay=0.9):
     return (w + last) / 2
 
 
+def fedexprox(run, mu=0.3):
+    w = model()
+    for t in rounds(run):
+        answers = replies(run, t, w, mu=mu)
+        delta, count = average(answers), sum(r.times for r in answers)
+        w = w + delta * (sum(r.times * r.delta.dot(r.delta) for r in answers) / count / delta.dot(delta))
+    return w
+
+
+def orthogonal(v, share=0.75):
+    """The move along -v in units of lr: five Newton-Schulz steps for the matrix, and a vector's own direction."""
+    a, b, c = 3.4445, -4.7750, 2.0315
+    x = v["weight"] / max(np.linalg.norm(v["weight"]), 1e-300)
+    for _ in range(5):
+        x = a * x + b * x @ x.T @ x + c * x @ x.T @ x @ x.T @ x
+    bias = v["bias"] / max(np.sqrt(np.mean(v["bias"] ** 2)), 1e-300)
+    inputs, outputs = x.shape
+    return Vector(weight=share * np.sqrt(outputs / inputs) * x, bias=share / 2 * bias)
+
+
+def fedmuon(run, beta=0.8):
+    """As it is published: a device keeps its momentum M, which is its c_k from then on."""
+    w, c, c_k = model(), model() * 0, {k: model() * 0 for k in range(N)}
+    for t in rounds(run):
+        last = {}
+
+        def solve(w, k, work, t, direction, mu, lr, c=c, last=last):
+            last[k] = c_k[k]
+
+            def step(g):
+                last[k] = last[k] * beta + g * (1 - beta)
+                return orthogonal(last[k] - c_k[k] + c)
+
+            return sgd(w, k, work, t, step, mu, lr)
+
+        answers = replies(run, t, w, solve=solve)
+        for r in answers:
+            c, c_k[r.k] = c + (last[r.k] - c_k[r.k]) / N, last[r.k]
+        w = w + average(answers)
+    return w
+
+
+def fedpac(run, beta=0.8, alpha=0.3):
+    w, m, d = model(), model() * 0, model() * 0
+    for t in rounds(run):
+        last = {}
+
+        def solve(w, k, work, t, direction, mu, lr, m=m, d=d, last=last):
+            last[k] = m
+
+            def step(g):
+                last[k] = last[k] * beta + g
+                return orthogonal(last[k]) * (1 - alpha) + d * alpha
+
+            return sgd(w, k, work, t, step, mu, lr)
+
+        answers = replies(run, t, w, solve=solve)
+        m = mean([last[r.k] for r in answers])
+        d = -mean([r.delta / (LR * r.steps) for r in answers])
+        w = w + average(answers)
+    return w
+
+
 def fedcm(run, alpha=0.3):
     w, m = model(), model() * 0
     for t in rounds(run):
@@ -432,6 +495,9 @@ LITERAL = {
     "nesterov": (algorithms.fedavg(server={"name": "nesterov", "beta": 0.8}, **USUAL), nesterov),
     "adagrad": (algorithms.fedavg(server={"name": "adagrad", "lr": 0.1, "eps": 0.01}, **USUAL), adagrad),
     "fedexp": (algorithms.fedavg(server={"name": "fedexp", "eps": 0.01, "eps_decay": 0.9}, **USUAL), fedexp),
+    "fedexprox": (algorithms.fedexprox(local={"mu": 0.3}, **USUAL), fedexprox),
+    "fedmuon": (algorithms.fedmuon(local={"beta": 0.8, "whole": True}, **USUAL), fedmuon),
+    "fedpac": (algorithms.fedpac(local={"beta": 0.8, "alpha": 0.3, "whole": True}, **USUAL), fedpac),
     "local momentum": (algorithms.fedavg(local="momentum", **USUAL), local_momentum),
     "delta_sgd": (algorithms.fedavg(local="delta_sgd", **USUAL), delta_sgd),
     "local adam, cosine": (
@@ -468,6 +534,46 @@ def test_a_method_is_a_literal_loop_in_both_carriers(name):
     scale = max(1.0, max(float(np.abs(value).max()) for value in expected.values()))
     assert furthest(expected, run.params) < 1e-5 * scale
     assert furthest(deployed, run.params) < 1e-5 * scale
+
+
+HIDDEN = (folb.Hidden("weight"),)
+
+
+@pytest.mark.parametrize("name", ["fedmuon", "fedpac"])
+@pytest.mark.parametrize(
+    "settings", [{}, {"local.unit": "gradient"}, {"compress_up": "int8"}, {"step_size": "cosine"}], ids=str
+)
+def test_momentum_is_sent_in_both_carriers(name, settings):
+    """Of a model that names its hidden matrix; with whole gradients, codecs and step sizes that change."""
+    made = ALGORITHMS[name](local={"beta": 0.8}, **settings, **USUAL)
+    network = MODEL._replace(heavy=True, hidden=HIDDEN)
+    run = folb.simulate(FEDERATION, network, made, rounds=4, seeds=[SEED], system=SYSTEM, record=("work",))[0]
+    deployed, strategy = on_flower(made, rounds=4, hidden=HIDDEN)
+    assert furthest(deployed, run.params) < (1e-3 if settings.get("compress_up") else 2e-5)  # rounding to another level
+    assert furthest(simulated(made, rounds=4).params, run.params) > 1e-3  # without hidden matrices its steps are plain
+    assert not strategy.opened.answers.refused
+
+
+def test_what_a_step_starts_from_has_the_shape_of_the_model():
+    class Half(folb.DeviceMemory):
+        def init(self, params):
+            return (), ()
+
+        def update(self, round):
+            return (), ()
+
+        def begin(self, shared, own, sent):
+            return ({"weight": sent.params["weight"]},)
+
+    with pytest.raises(InputError, match=r"what begin.*returns"):
+        simulated(folb.Algorithm(memory=Half(), local="orthogonal", **USUAL), rounds=1)
+
+
+def test_a_model_whose_matrices_are_all_hidden_needs_no_whole_steps():
+    made = algorithms.fedmuon(local={"beta": 0.8}, **USUAL)
+    network = MODEL._replace(heavy=True, hidden=HIDDEN)
+    run = folb.simulate(FEDERATION, network, made, rounds=4, seeds=[SEED], system=SYSTEM)[0]
+    assert furthest(simulated(made.replace(local={"whole": True}), rounds=4).params, run.params) == 0
 
 
 # What is drawn --------------------------------------------------------------------------------------------------------
@@ -778,6 +884,24 @@ MISTAKES = {
     "a large sketch": (
         lambda: algorithms.folb(gradient={"name": "sketch", "m": 10**6}),
         "gradient.m = 1000000: should be",
+    ),
+    "a momentum that nobody has": (
+        lambda: folb.Algorithm(uploads=["last_momentum"]),
+        "local = 'sgd': should be orthogonal or aligned: others have no momentum",
+    ),
+    "a start that no step takes": (
+        lambda: algorithms.fedavg(memory="fedmuon"),
+        "local = 'sgd': should be orthogonal or aligned: memory=fedmuon sends what a step starts from",
+    ),
+    "no direction": (lambda: algorithms.fedavg(local="aligned"), "local = 'aligned': should be aligned with memory="),
+    "another direction": (lambda: algorithms.fedavg(local="orthogonal", memory="fedpac"), "local = 'orthogonal'"),
+    "a liar's momentum": (
+        lambda: algorithms.fedpac(robust="median"),
+        "robust = 'median': should be none with memory=fedpac: nothing bounds the momentum",
+    ),
+    "orthogonal steps with a size": (
+        lambda: algorithms.scaffold(local="orthogonal"),
+        "local = 'orthogonal': should be sgd or momentum: memory=scaffold divides",
     ),
     "fewer candidates than draws": (
         lambda: folb.Algorithm(select={"name": sampling(lambda known: known.size, pool=lambda self, K: 2), "K": 5}),

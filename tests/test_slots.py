@@ -166,17 +166,20 @@ def literal_scaffold(option, run, rounds=ROUNDS):
 
 
 def test_the_bytes_of_a_shift_are_counted_in_both_carriers(tmp_path):
-    """Each device that is sent the model is also sent a shift, which is as large."""
+    """Each device that is sent the model is also sent a shift, which is as large, or what its step starts from."""
     settings = {"select.K": 2, "local.lr": LR, "local.batch": BATCH, "select.replacement": False}
-    down = {}
-    for memory in (None, "scaffold"):
-        algorithm = algorithms.fedavg(memory=memory, **settings)
-        on_flower(algorithm, directory=tmp_path / str(memory), rounds=3)
-        lines = (tmp_path / str(memory) / "rounds.jsonl").read_text().splitlines()
-        down[memory] = [json.loads(line)["bytes_down"] for line in lines], simulated(algorithm, rounds=3).bytes_down
-    for plain, shifted in zip(down[None], down["scaffold"], strict=True):
-        assert list(shifted) == [2 * value for value in plain]
-        assert sum(plain) > 0
+    down, up = {}, {}
+    for name, models_down, models_up in (("fedavg", 1, 1), ("scaffold", 2, 1), ("fedmuon", 3, 2), ("fedpac", 3, 2)):
+        algorithm = algorithms.ALGORITHMS[name](**settings)
+        on_flower(algorithm, directory=tmp_path / name, rounds=3)
+        lines = [json.loads(line) for line in (tmp_path / name / "rounds.jsonl").read_text().splitlines()]
+        run = simulated(algorithm, rounds=3)
+        down[name] = [line["bytes_down"] for line in lines], run.bytes_down
+        up[name] = [line["bytes_up"] for line in lines], run.bytes_up
+        for sent, times in ((down, models_down), (up, models_up)):
+            for plain, more in zip(sent["fedavg"], sent[name], strict=True):
+                assert list(more) == [times * value for value in plain]
+                assert sum(plain) > 0
 
 
 @pytest.mark.parametrize("option", ["1", "2"])

@@ -122,7 +122,7 @@ def completed(script, *words, **env):
         (["compare", "mnist", "--set", "server", "=", "ad"], ["adagrad", "adam"]),  # as bash splits it
         (
             ["compare", "mnist", "--set", "server", "="],
-            ["plain", "momentum", "nesterov", "lookahead", "adagrad", "adam", "yogi", "fedexp"],
+            ["plain", "momentum", "nesterov", "lookahead", "adagrad", "adam", "yogi", "fedexp", "fedexprox"],
         ),
         (
             ["compare", "mnist", "--set", "fedavg.server=yogi,ad"],

@@ -140,6 +140,27 @@ fedacg = _named(
     server="lookahead",
     mu=0.01,
 )
+fedexprox = _named(
+    "fedexprox",
+    "FedExProx-GraDS (Li et al., 2024): FedProx, and the server goes further where updates disagree.",
+    {"server": ("fedexprox",)},
+    server="fedexprox",
+    mu=1.0,
+)
+fedmuon = _named(
+    "fedmuon",
+    "FedMuon (Takezawa et al., 2026): orthogonal local steps along a momentum with control variates.",
+    {"memory": ("fedmuon",), "local": ("orthogonal",)},
+    memory="fedmuon",
+    local={"name": "orthogonal", "beta": 0.9},
+)
+fedpac = _named(
+    "fedpac",
+    "FedPAC in its Muon form (Liu et al., 2026): orthogonal local steps that share a momentum and a direction.",
+    {"memory": ("fedpac",), "local": ("aligned",)},
+    memory="fedpac",
+    local={"name": "aligned", "beta": 0.9},
+)
 accord = _named(
     "accord",
     "Accord, which needs no tuning: rounds and devices that agree, or a network's length, set the step size.\n\n"
@@ -190,9 +211,10 @@ folb, folb_two_set, folb_hetero, folb_never_flip = (
 
 GROUPS = {  # as `folb list` shows them
     "without tuning": ("accord",),
-    "averages": ("fedavg", "fedprox", "fednova", "fedacg"),
+    "averages": ("fedavg", "fedprox", "fednova", "fedacg", "fedexprox"),
     "without waiting": ("fedbuff", "fedasync"),
     "with a memory against drift": ("scaffold", "feddyn", "fedvarp", "fedcm", "mimelite", "ghbm", "adabest"),
+    "with orthogonal local steps": ("fedmuon", "fedpac"),
     "FOLB and FedNu (Nguyen et al., 2021)": (
         *("folb", "folb_two_set", "folb_hetero", "folb_never_flip"),
         *("fednu_direct", "fednu_norm"),

@@ -48,6 +48,7 @@ def of_all(a: Any) -> Rows:
             yield name, "is for rounds that do not wait: set concurrency, too"
     if memory is not None and memory.one_size and not solver.step.one_size:
         yield "local", f"should be sgd or momentum: memory={memory.name} divides by the size of a step"
+    yield from _of_momenta(a)
     if a.guard is not None:
         yield from _should_be_none(a, privacy="should be none with guard=on: it bounds every device by itself")
         if not a.sees_gradients:
@@ -56,6 +57,21 @@ def of_all(a: Any) -> Rows:
         yield from _without_waiting(a)
     if a.privacy is not None:
         yield from _private(a)
+
+
+def _of_momenta(a: Any) -> Rows:
+    """Momentum that devices send, or are sent."""
+    memory, step = a.memory, a.solver.step
+    starts = memory is not None and memory.has("begin")
+    if starts and not step.has("begin"):
+        yield "local", f"should be orthogonal or aligned: memory={memory.name} sends what a step starts from"
+    if any("momentum" in one.needs for one in a.uploads) and not step.has("momentum"):
+        yield "local", "should be orthogonal or aligned: others have no momentum to send"
+    if (memory is not None and memory.name == "fedpac") != (step.name == "aligned"):
+        yield "local", "should be aligned with memory=fedpac, and only then: it needs the direction of the last round"
+    if starts:
+        why = f"should be none with memory={memory.name}: nothing bounds the momentum that a liar sends"
+        yield from _should_be_none(a, guard=why, robust=why, attack=why)
 
 
 def _of_gradients(a: Any) -> Rows:

@@ -37,7 +37,9 @@ def costs(algorithm: Algorithm) -> Costs:
         who = "each of N" if how.candidates is None else f"each of {how.candidates} candidates"
         once = " once" if how.first is not None else ""
         up += f", and {_size(bytes_of.answer)} ({asked.name}) from {who}{once}"
-    down = _size(bytes_of.model) + (f" + {_size(bytes_of.shift)} (shift)" if bytes_of.shift else "")
+    kinds = {"shift": "shift", "begin": "start"}
+    what = ", ".join(word for method, word in kinds.items() if algorithm.memory and algorithm.memory.has(method))
+    down = _size(bytes_of.model) + (f" + {_size(bytes_of.shift)} ({what})" if bytes_of.shift else "")
     server = (state.memory, state.shared, state.average, state.step_size, state.residual, state.queue)
     return Costs(up, down, _size(nbytes(server)), _size(nbytes(own)))
 

@@ -1,7 +1,8 @@
-"""Memories against drift: what SCAFFOLD, FedDyn, FedVARP, FedCM, MimeLite, GHBM and AdaBest remember.
+"""Memories against drift: what SCAFFOLD, FedDyn, FedVARP, FedCM, MimeLite, GHBM, AdaBest, FedMuon and FedPAC remember.
 
 Each is a `DeviceMemory`, and so goes with any selection, local step, rule and server step. The server keeps all of it;
-what a device needs is sent as a shift of its gradients, which costs one model on the way down.
+what a device needs is sent as a shift of its gradients, or as what its local step starts from. Each model of this costs
+one on the way down.
 """
 
 from __future__ import annotations
@@ -36,7 +37,33 @@ def _mean(round: Round, stack: Params, weights: Array | float = 1.0) -> Params:
     return tree.combine(fraction(came, jnp.sum(came)) * weights, stack)
 
 
-class Scaffold(DeviceMemory):
+def _slope(round: Round, lr: Any) -> Params:
+    """-mean_k Delta_k / (lr J_k), over the devices that replied."""
+    return _mean(round, round.delta, -fraction(_came(round), round.steps * lr))
+
+
+class _Variates(DeviceMemory):
+    """Control variates: a local step is along g - c_k + c, where c is the mean of all c_k."""
+
+    abstract = True
+
+    def init(self, params: Params) -> tuple[Params, Params]:
+        """The sum of all c_k, and c_k."""
+        return zeros(params), zeros(params)
+
+    def renewed(self, round: Round) -> Params:
+        """The c_k of the devices that replied, stacked."""
+        raise NotImplementedError
+
+    def update(self, round: Round) -> tuple[Params, Params]:
+        new = self.renewed(round)
+        return tree.add(round.shared, tree.combine(_came(round), tree.sub(new, round.own))), new
+
+    def shift(self, shared: Params, own: Params, sent: Sent) -> Params:
+        return tree.sub(scaled(shared, 1.0 / sent.N), own)
+
+
+class Scaffold(_Variates):
     """SCAFFOLD (Karimireddy et al., 2020): a local step is g - c_k + c.
 
     Option 1: c_k is the gradient at the model that was sent; 2: c_k - c - Delta_k / (J_k lr). c is the mean of all c_k.
@@ -54,21 +81,28 @@ class Scaffold(DeviceMemory):
     def one_size(self) -> bool:
         return self.option == "2"
 
-    def init(self, params: Params) -> tuple[Params, Params]:
-        """The sum of all c_k, and c_k."""
-        return zeros(params), zeros(params)
-
-    def update(self, round: Round) -> tuple[Params, Params]:
+    def renewed(self, round: Round) -> Params:
         if self.option == "1":
-            new = round.grad
-        else:
-            rate = fraction(_came(round), round.steps * round.lr)
-            c = _mean_of_all(round, round.shared)
-            new = jax.vmap(lambda c_k, d, r: tree.add(tree.sub(c_k, c), d, -r))(round.own, round.delta, rate)
-        return tree.add(round.shared, tree.combine(_came(round), tree.sub(new, round.own))), new
+            return round.grad
+        rate = fraction(_came(round), round.steps * round.lr)
+        c = _mean_of_all(round, round.shared)
+        return jax.vmap(lambda c_k, d, r: tree.add(tree.sub(c_k, c), d, -r))(round.own, round.delta, rate)
 
-    def shift(self, shared: Params, own: Params, sent: Sent) -> Params:
-        return tree.sub(scaled(shared, 1.0 / sent.N), own)
+
+class FedMuon(_Variates):
+    """FedMuon (Takezawa et al., 2026): c_k is the device's last momentum, of which its local step takes M - c_k + c.
+
+    M starts from c_k. M - c_k + c is itself a momentum, of g - c_k + c, which starts from c; a device is sent both.
+    """
+
+    uploads = ("last_momentum",)
+
+    def begin(self, shared: Params, own: Params, sent: Sent) -> tuple[Params, ...]:
+        return (scaled(shared, 1.0 / sent.N),)
+
+    def renewed(self, round: Round) -> Params:
+        c = _mean_of_all(round, round.shared)
+        return jax.vmap(lambda m, c_k: tree.add(m, tree.sub(c_k, c)))(round.sent["last_momentum"], round.own)
 
 
 class FedDyn(DeviceMemory):
@@ -137,7 +171,7 @@ class FedCM(DeviceMemory):
 
     def update(self, round: Round) -> tuple[Params, tuple[()]]:
         # round.lr is alpha times the size of a step along alpha g + (1 - alpha) m
-        return _mean(round, round.delta, -fraction(_came(round), round.steps * (round.lr / self.alpha))), ()
+        return _slope(round, round.lr / self.alpha), ()
 
     def shift(self, shared: Params, own: Any, sent: Sent) -> Params:
         return scaled(shared, (1 - self.alpha) / self.alpha)
@@ -221,6 +255,26 @@ class AdaBest(DeviceMemory):
         return tree.add(round.update.delta, tree.sub(_mean_model(round), round.shared), self.beta)
 
 
+class FedPAC(DeviceMemory):
+    """FedPAC in its Muon form (Liu et al., 2026), which is FedMuon with averaged momentum (Liu et al., 2025).
+
+    A device's momentum starts from the mean of the devices' last ones, and its steps are mixed with the direction
+    D = -mean_k Delta_k / (lr J_k) of the last round (`local=aligned`).
+    """
+
+    uploads = ("last_momentum",)
+
+    def init(self, params: Params) -> tuple[tuple[Params, Params], tuple[()]]:
+        """The mean momentum and D, the same for all devices."""
+        return (zeros(params), zeros(params)), ()
+
+    def update(self, round: Round) -> tuple[tuple[Params, Params], tuple[()]]:
+        return (_mean(round, round.sent["last_momentum"]), _slope(round, round.lr)), ()
+
+    def begin(self, shared: tuple[Params, ...], own: Any, sent: Sent) -> tuple[Params, ...]:
+        return shared
+
+
 def _mean_model(round: Round) -> Params:
     """The mean of the devices' models."""
     return tree.add(round.params if round.start is None else round.start, round.update.delta)
@@ -229,6 +283,6 @@ def _mean_model(round: Round) -> Params:
 MEMORIES = Slot(
     "memory",
     DeviceMemory,
-    (Scaffold, FedDyn, FedVARP, FedCM, MimeLite, GHBM, AdaBest),
+    (Scaffold, FedDyn, FedVARP, FedCM, MimeLite, GHBM, AdaBest, FedMuon, FedPAC),
     "what the server remembers of devices; by default nothing",
 )

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import field, replace
 from typing import Any, ClassVar, NamedTuple
 
-from folb.core.part import Part, Range, at_least, more_than, name_of, setting
+from folb.core.part import FLAG, Part, Range, at_least, below, more_than, name_of, setting
 from folb.core.vector import each, namespace, norm, scaled, zeros
 from folb.core.whiten import Hidden, changed, named, orthogonal, stretch, unit
 from folb.typing import Params
@@ -42,6 +42,14 @@ class LocalStep(Part):
     def reach(self, J: Any) -> Any:
         """The total weight of the gradients in J steps: how far they go along one that stays, in units of lr."""
         return J
+
+    def begin(self, sent: tuple[Params, ...]) -> Any:
+        """The state at the start of a round, if it has this method, from what a memory sends."""
+        raise NotImplementedError
+
+    def momentum(self, state: Any) -> Params:
+        """Its mean of gradients after the work, if it has this method: the upload `last_momentum`."""
+        raise NotImplementedError
 
 
 class Sgd(LocalStep):
@@ -134,28 +142,28 @@ class Adam(LocalStep):
         return move, Moments(m, v, j)
 
 
-class Orthogonal(LocalStep):
-    """Muon (Jordan et al., 2024) for a network's hidden matrices; -lr g for its output layer, and for other models.
+class _Muon(LocalStep):
+    """Orthogonal steps for a network's hidden matrices."""
 
-    V <- beta V + g from 0 in each round, and the move -share lr sqrt(outputs / inputs) NS5(V), where NS5 is the
-    orthogonal factor of `whiten=orthogonal`. Vectors move by share lr / 2, as a root mean square.
-    """
-
+    abstract = True
     one_size = False
     beta: float = setting("momentum", SHARE, default=0.5)
     share: float = setting("hidden layers: how long their steps are, in units of lr", more_than(0), default=0.75)
+    whole: bool = setting("true: the output layer's steps are orthogonal, too, on any model", FLAG, default=False)
     matrices: tuple[Hidden, ...] = field(default=(), metadata={"static": True})  # those of the model
 
     def of(self, hidden: Any) -> LocalStep:
         return replace(self, matrices=hidden)
 
-    def init(self, params: Params) -> Params:
-        return zeros(params)
-
-    def apply(self, g: Params, state: Params, lr: Any) -> tuple[Params, Params]:
-        v = each(lambda v, g: self.beta * v + g, state, g)
+    def moved(self, g: Params, v: Params, lr: Any) -> tuple[Params, Params]:
+        """The move, and the next V."""
+        v = each(lambda v, g: self.beta * v + g, v, g)
         hidden = [Hidden(*one) for one in self.matrices]  # a device gets plain tuples
         step, gradients = -self.share * lr, named(g)[0]
+        if self.whole:
+            axis, known = hidden[0].outputs if hidden else -1, {one.path for one in hidden}
+            others = (path for path, leaf in gradients.items() if leaf.ndim > 1 and path not in known)
+            hidden += [Hidden(path, outputs=axis) for path in others]
 
         def other(path: str, leaf: Any) -> Any:
             if leaf.ndim > 1 or not hidden:
@@ -170,7 +178,49 @@ class Orthogonal(LocalStep):
         return changed(hidden, v, directions, other, scale=lambda one, leaf: step * stretch(one, leaf)), v
 
 
-LOCAL_STEPS = {name_of(kind): kind for kind in (Sgd, Momentum, DeltaSgd, Adam, Orthogonal)}
+class Orthogonal(_Muon):
+    """Muon (Jordan et al., 2024) for a network's hidden matrices; -lr g for its output layer, and for other models.
+
+    V <- beta V + g from 0 in each round, and the move -share lr sqrt(outputs / inputs) NS5(V), where NS5 is the
+    orthogonal factor of `whiten=orthogonal`. Vectors move by share lr / 2, as a root mean square.
+    """
+
+    def init(self, params: Params) -> Params:
+        return zeros(params)
+
+    def begin(self, sent: tuple[Params, ...]) -> Params:
+        return scaled(sent[0], 1 / (1 - self.beta))
+
+    def momentum(self, state: Params) -> Params:
+        """(1 - beta) V, whose weights add up to 1."""
+        return scaled(state, 1 - self.beta)
+
+    def apply(self, g: Params, state: Params, lr: Any) -> tuple[Params, Params]:
+        return self.moved(g, state, lr)
+
+
+class Aligned(_Muon):
+    """(1 - alpha) times a step of `orthogonal`, less alpha lr D, where D is the direction that a memory sends."""
+
+    alpha: float = setting("weight of the direction of the last round", below(1), default=0.5)
+
+    def init(self, params: Params) -> tuple[Params, Params]:
+        """V and D."""
+        return zeros(params), zeros(params)
+
+    def begin(self, sent: tuple[Params, ...]) -> tuple[Params, Params]:
+        return scaled(sent[0], 1 / (1 - self.beta)), sent[1]
+
+    def momentum(self, state: tuple[Params, Params]) -> Params:
+        return scaled(state[0], 1 - self.beta)
+
+    def apply(self, g: Params, state: tuple[Params, Params], lr: Any) -> tuple[Params, tuple[Params, Params]]:
+        alpha, (v, direction) = self.alpha, state
+        move, v = self.moved(g, v, lr)
+        return each(lambda m, d: (1 - alpha) * m - alpha * lr * d, move, direction), (v, direction)
+
+
+LOCAL_STEPS = {name_of(kind): kind for kind in (Sgd, Momentum, DeltaSgd, Adam, Orthogonal, Aligned)}
 
 
 OWN = 0x51ED270B  # keys differ from the words themselves, which batches and codecs are drawn from

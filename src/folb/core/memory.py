@@ -59,6 +59,10 @@ class DeviceMemory(Part):
     def shift(self, shared: Any, own: Any, sent: Sent) -> Params:
         """A tree of the model's shape, for one device, if it is sent one."""
 
+    def begin(self, shared: Any, own: Any, sent: Sent) -> tuple[Params, ...]:
+        """Trees of the model's shape, for one device: what its local step starts from, if it has this method."""
+        raise NotImplementedError
+
     def correct(self, round: Round) -> Params:
         """The server's step in place of the rule's, which is round.update.delta, if it changes that."""
 

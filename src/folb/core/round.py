@@ -195,9 +195,32 @@ def shifts(algorithm: Algorithm, state: State, own: Any, steps: Any, N: Any) -> 
     shared, own = memory.algorithms(state.shared), memory.algorithms(own)
     K, sent = algorithm.selection.K, Sent(state.params, steps, algorithm.solver.lr, N)
     shifts = jax.vmap(memory.shift, in_axes=(None, 0, Sent(None, 0, None, None)), axis_size=K)(shared, own, sent)
-    wanted = jax.tree.map(lambda v: jax.ShapeDtypeStruct((algorithm.selection.K, *v.shape), v.dtype), state.params)
-    tree.check_like("memory: what shift(shared, own, sent) returns, stacked", shifts, wanted)
+    tree.check_like("memory: what shift(shared, own, sent) returns, stacked", shifts, _stacked(state.params, K))
     return shifts
+
+
+class Told(NamedTuple):
+    """What a memory sends to devices, stacked."""
+
+    shift: Params | None
+    begin: tuple[Params, ...] | None  # what their local steps start from
+
+
+def told(algorithm: Algorithm, state: State, own: Any, steps: Any, N: Any) -> Told:
+    """What each device is sent besides the model, by its local `steps`."""
+    memory, shift = algorithm.memory, shifts(algorithm, state, own, steps, N)
+    if memory is None or not memory.has("begin"):
+        return Told(shift, None)
+    shared, own, K = memory.algorithms(state.shared), memory.algorithms(own), algorithm.selection.K
+    sent = Sent(state.params, None, algorithm.solver.lr, N)
+    begin = jax.vmap(lambda own: memory.begin(shared, own, sent), axis_size=K)(own)
+    wanted = tuple(_stacked(state.params, K) for _ in begin)
+    tree.check_like("memory: what begin(shared, own, sent) returns, stacked", begin, wanted)
+    return Told(shift, begin)
+
+
+def _stacked(params: Params, K: int) -> Params:
+    return jax.tree.map(lambda v: jax.ShapeDtypeStruct((K, *v.shape), v.dtype), params)
 
 
 def upload_shape(upload: Upload, params: Params) -> Any:
@@ -300,7 +323,7 @@ class Sizes(NamedTuple):
     """The bytes of each kind of message."""
 
     model: int  # to every device that is asked
-    shift: int  # to a device of S_1, besides
+    shift: int  # to a device of S_1, besides: what its memory sends
     reply: int  # from a device of S_1: its update and the algorithm's uploads
     gradient: int  # from a device of S_2 alone
     answer: int  # to a survey
@@ -311,9 +334,14 @@ def sizes(algorithm: Algorithm, params: Params) -> Sizes:
     codecs, how, memory = algorithm.compression, algorithm.selection, algorithm.memory
     model, d = nbytes(params), size(params)
     asks = how.survey if how.first is None else how.first
+    shift = model if memory is not None and memory.has("shift") else 0
+    if memory is not None and memory.has("begin"):
+        shared, own = jax.eval_shape(memory.init, params)
+        sent = jax.eval_shape(lambda shared, own, w: memory.begin(shared, own, Sent(w, 1, 1.0, 1)), shared, own, params)
+        shift += nbytes(sent)
     return Sizes(
         model=model if codecs.down is None else codecs.down.nbytes(d),
-        shift=model if memory is not None and memory.has("shift") else 0,
+        shift=shift,
         reply=sum(upload_size(algorithm, upload, params) for upload in (DELTA, *algorithm.uploads)),
         gradient=upload_size(algorithm, algorithm.gradient.second, params),
         answer=0 if asks is None else nbytes(upload_shape(asks, params)),

@@ -135,7 +135,22 @@ class Lookahead(_Momentum):
         return tree.add(round.params, m), m
 
 
-class FedExP(ServerStep):
+class _Extrapolation(ServerStep):
+    """Steps along Delta that are longer if the updates disagree."""
+
+    abstract = True
+    by_lengths = True
+    lr: float = setting(LR, more_than(0), default=1.0)
+
+    def times(self, round: Round, update: Update) -> Array:
+        """How many times as long."""
+        raise NotImplementedError
+
+    def apply(self, memory: Any, round: Round, update: Update) -> tuple[Params, Any]:
+        return tree.add(round.params, update.delta, self.lr * self.times(round, update)), memory
+
+
+class FedExP(_Extrapolation):
     """FedExP (Jhunjhunwala et al., 2023): step max(1, sum_k |a_k| ||Delta_k||^2 / (2 ||Delta||^2 + 2 eps)).
 
     a_k are the rule's weights; with a_k = 1/K this is the published formula. As in its authors' experiments, eps is
@@ -143,20 +158,27 @@ class FedExP(ServerStep):
     """
 
     average = "last_two"
-    by_lengths = True  # to extrapolate
-    lr: float = setting(LR, more_than(0), default=1.0)
     eps: float = setting("eps", more_than(0), default=1e-3)
     eps_decay: float = setting("what eps is multiplied by in each round", up_to(1), default=0.998**2)
 
-    def apply(self, memory: Any, round: Round, update: Update) -> tuple[Params, Any]:
+    def times(self, round: Round, update: Update) -> Array:
         if round.mean_square is None:
             squares = jnp.where(update.weights != 0, tree.norms(round.delta) ** 2, 0.0)
             total = jnp.sum(jnp.abs(update.weights) * squares)
         else:
             total = round.mean_square
         left = self.eps * self.eps_decay ** jnp.float32(0 if round.t is None else round.t - 1)
-        step = total / (2 * (tree.dot(update.delta, update.delta) + left))
-        return tree.add(round.params, update.delta, self.lr * jnp.maximum(1.0, step)), memory
+        return jnp.maximum(1.0, total / (2 * (tree.dot(update.delta, update.delta) + left)))
+
+
+class FedExProx(_Extrapolation):
+    """FedExProx-GraDS (Li et al., 2024): step sum_k p_k ||Delta_k||^2 / ||sum_k p_k Delta_k||^2, the diversity.
+
+    p_k is |a_k| over their sum. It is at least 1, and has no bound where updates are opposed.
+    """
+
+    def times(self, round: Round, update: Update) -> Array:
+        return _diversity(round, update)[0]
 
 
 class Adagrad(ServerStep):
@@ -247,11 +269,10 @@ def mean_square(round: Round, update: Update) -> Array:
     return jnp.sum(jnp.where(a > 0, fraction(a, jnp.sum(a)) * tree.norms(round.delta) ** 2, 0.0))
 
 
-def _shortening(round: Round, update: Update) -> tuple[Array, Array]:
-    """sum_k p_k ||Delta_k||^2 / ||sum_k p_k Delta_k||^2, where p_k = |a_k| / sum_j |a_j|, and its largest value.
+def _diversity(round: Round, update: Update) -> tuple[Array, Array]:
+    """sum_k p_k ||Delta_k||^2 / ||sum_k p_k Delta_k||^2, where p_k = |a_k| / sum_j |a_j|; and that of orthogonal ones.
 
-    It is 1 if all updates are the same, and K if K of them are orthogonal and weigh the same. It is clipped to these
-    bounds, so that no device can stretch the step further.
+    It is 1 if all updates are the same, and K if K of them are orthogonal and weigh the same.
     """
     a = jnp.abs(update.weights)
     if round.mean_square is not None:
@@ -262,6 +283,12 @@ def _shortening(round: Round, update: Update) -> tuple[Array, Array]:
         mean = tree.combine(p, round.delta)
         ratio = fraction(mean_square(round, update), tree.dot(mean, mean))
         most = jnp.maximum(1.0, fraction(jnp.float32(1), jnp.sum(p * p)))
+    return ratio, most
+
+
+def _shortening(round: Round, update: Update) -> tuple[Array, Array]:
+    """`_diversity`, clipped to its bounds for orthogonal updates: no device can stretch the step further."""
+    ratio, most = _diversity(round, update)
     return jnp.clip(ratio, 1.0, most), most
 
 
@@ -291,7 +318,7 @@ def without_noise(square: Array, noise: Array, size: int) -> Array:
 SERVERS = Slot(
     "server",
     ServerStep,
-    (Plain, Momentum, Nesterov, Lookahead, Adagrad, Adam, Yogi, FedExP),
+    (Plain, Momentum, Nesterov, Lookahead, Adagrad, Adam, Yogi, FedExP, FedExProx),
     "the server's step",
     optional=False,
 )

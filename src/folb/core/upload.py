@@ -27,6 +27,7 @@ KNOWN = {
     "grad": "grad F_k(w^t)",
     "after": "grad F_k(w_k)",
     "loss": "F_k(w^t)",
+    "momentum": "the mean of gradients that its local step ends with",
     "mu": "the weight of the proximal term",
     "key": "two random words that all devices of the round share",
     "mean": "the estimate (10) of grad f, which a two-phase server sends with the model",
@@ -101,11 +102,12 @@ GAMMA = Upload("gamma", _gamma, {"most": 1.0}, least=0.0, most=1.0)
 UNCLAMPED_GAMMA = replace(GAMMA, numbers={"most": math.inf}, most=LARGEST)
 NORM = Upload("norm", lambda grad: norm(grad), least=0.0)
 LOSS = Upload("loss", lambda loss: loss)
+MOMENTUM = Upload("last_momentum", lambda momentum: momentum)
 # what bounds a device's part of a private sum; a device may add noise of its own, so these can be any number
 WITHIN = Upload("within", _within, {"clip": 1.0})
 SQUARE = Upload("square", _square, {"clip": 1.0})
 BOUNDED = {one.name: one for one in (WITHIN, SQUARE)}
-ENCODED = (DELTA, GRAD)  # what goes through the codec of an algorithm: the uploads of the model's shape
+ENCODED = (DELTA, GRAD, MOMENTUM)  # what goes through the codec of an algorithm: the uploads of the model's shape
 
 # names that mean something else: in `compose`, in a message, or where a device computes its own weight
 TAKEN = (
@@ -114,7 +116,7 @@ TAKEN = (
     *("privacy", "within", "square"),
 )
 
-UPLOADS = {upload.name: upload for upload in (GRAD, GAMMA, NORM, LOSS, sketch())}
+UPLOADS = {upload.name: upload for upload in (GRAD, GAMMA, NORM, LOSS, MOMENTUM, sketch())}
 
 
 def upload(wanted: str | Upload) -> Upload:

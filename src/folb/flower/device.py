@@ -71,10 +71,15 @@ class Device:
         object.__setattr__(self, "own", own)
 
     def answer(
-        self, task: Task, params: Arrays, shift: Arrays | None = None, mean: Arrays | None = None
+        self,
+        task: Task,
+        params: Arrays,
+        shift: Arrays | None = None,
+        mean: Arrays | None = None,
+        begin: Arrays | None = None,
     ) -> tuple[dict[str, Arrays], dict[str, Any]]:
         """The answer to a task: arrays and numbers."""
-        known = self._known(task, params, shift, mean)
+        known = self._known(task, params, shift, mean, begin)
         arrays: dict[str, Arrays] = {}
         numbers: dict[str, Any] = {protocol.ROUND: task.round, protocol.SIZE: len(self.y)}
         for name in task.uploads:
@@ -94,13 +99,18 @@ class Device:
                 numbers[name] = float(value)
         return arrays, numbers
 
-    def _known(self, task: Task, params: Arrays, shift: Arrays | None, mean: Arrays | None) -> Known:
+    def _known(
+        self, task: Task, params: Arrays, shift: Arrays | None, mean: Arrays | None, begin: Arrays | None
+    ) -> Known:
         """The values that uploads are computed from."""
         data = (self.checked_gradient, self.x, self.y)
+        sent = None if begin is None else protocol.parted(begin, list(params))
         model, loss = _as_given(params), self.loss or (lambda params, x, y: None)
         known = Known(
             params=lambda: params,
-            delta=lambda: local_work.solve(*data, task, self.step(task), params, shift),  # w_k - w^t
+            work=lambda: local_work.solve(*data, task, self.step(task), params, shift, sent),
+            delta=lambda: known["work"][0],  # w_k - w^t
+            momentum=lambda: self.step(task).momentum(known["work"][1]),
             grad=lambda: local_work.full_gradient(*data, params),  # grad F_k(w^t)
             after=lambda: local_work.full_gradient(*data, local_work.plus(params, known["delta"])),  # grad F_k(w_k)
             loss=lambda: np.float32(local_work.full_loss(partial(called, loss, model), self.x, self.y)),  # F_k(w^t)
@@ -181,13 +191,13 @@ def client_app(make: Callable[[Context], Device], **settings: Any) -> ClientApp:
     @app.train()
     def train(message: Message, context: Context) -> Message:
         content = message.content
-        shift, mean = (
+        more = (
             None if record is None else protocol.unpacked(record)
-            for record in map(content.array_records.get, (protocol.SHIFT, protocol.MEAN))
+            for record in map(content.array_records.get, (protocol.SHIFT, protocol.MEAN, protocol.BEGIN))
         )
         task = protocol.task(content.config_records[protocol.TASK])
         params = sent.model(task, content.array_records[protocol.MODEL])
-        arrays, numbers = sent.private(task, *make(context).answer(task, params, shift, mean))
+        arrays, numbers = sent.private(task, *make(context).answer(task, params, *more))
         return _reply(message, sent.encoded(task, arrays, context.state), numbers)
 
     @app.evaluate()

@@ -43,14 +43,21 @@ def batches(task: Task, size: int) -> Iterator[NDArray]:
 
 
 def solve(
-    gradient: Gradient, x: Any, y: Any, task: Task, step: LocalStep, params: Arrays, shift: Arrays | None = None
-) -> Arrays:
-    """The update Delta w_k = w_k - w^t after `work` units on h_k of (3), from w^t = `params`.
+    gradient: Gradient,
+    x: Any,
+    y: Any,
+    task: Task,
+    step: LocalStep,
+    params: Arrays,
+    shift: Arrays | None = None,
+    begin: tuple[Arrays, ...] | None = None,
+) -> tuple[Arrays, Any]:
+    """The update Delta w_k = w_k - w^t after `work` units on h_k of (3), from w^t = `params`, and the step's state.
 
-    `shift` adds <shift, w> to h_k.
+    `shift` adds <shift, w> to h_k. The local step starts from `begin`, if the server sends that.
     """
     lr, mu = np.float32(task.lr), np.float32(task.mu)
-    state = step.init(params)
+    state = step.init(params) if begin is None else step.begin(begin)
 
     def moved(at: Arrays, g: Arrays, from_start: Arrays) -> Arrays:
         """`at` after a step along the gradient of h_k; `from_start` is `at` - w^t."""
@@ -64,12 +71,12 @@ def solve(
         delta = {name: np.zeros_like(value) for name, value in params.items()}
         for _ in range(task.work):
             delta = moved(delta, full_gradient(gradient, x, y, plus(params, delta)), delta)
-        return delta
+        return delta, state
     w, words = params, np.array(task.words, np.uint32)
     for s, rows in enumerate(batches(task, len(y))):
         g = gradient(w, x[rows], y[rows], step_words(words, s))
         w = moved(w, g, {name: v - params[name] for name, v in w.items()})
-    return {name: v - params[name] for name, v in w.items()}
+    return {name: v - params[name] for name, v in w.items()}, state
 
 
 def full_gradient(gradient: Gradient, x: Any, y: Any, params: Arrays) -> Arrays:

@@ -33,7 +33,7 @@ log = logging.getLogger("flwr")  # the log that users of Flower read
 
 
 close = jax.jit(core_round.close)
-shifts = jax.jit(core_round.shifts)
+told = jax.jit(core_round.told)
 _with_noise = jax.jit(privacy.with_noise)
 
 

@@ -21,7 +21,7 @@ from folb.typing import NDArray
 Arrays = dict[str, NDArray]
 
 # records of a message to a device
-MODEL, TASK, SHIFT, MEAN = "arrays", "task", "shift", "mean"
+MODEL, TASK, SHIFT, MEAN, BEGIN = "arrays", "task", "shift", "mean", "begin"
 # records of its reply: numbers, and each upload of arrays under its own name
 METRICS = "metrics"
 # entries of METRICS, besides the uploads that are numbers
@@ -113,6 +113,16 @@ def packed(named: Mapping[str, NDArray]) -> ArrayRecord:
 
 def unpacked(record: ArrayRecord) -> Arrays:
     return {name: value.numpy() for name, value in record.items()}
+
+
+def joined(models: Sequence[Arrays]) -> Arrays:
+    """Some models as one, with their numbers in front of the names."""
+    return {f"{i}.{name}": value for i, model in enumerate(models) for name, value in model.items()}
+
+
+def parted(arrays: Arrays, names: Sequence[str]) -> tuple[Arrays, ...]:
+    """The inverse of `joined`, for models of these arrays."""
+    return tuple({name: arrays[f"{i}.{name}"] for name in names} for i in range(len(arrays) // len(names)))
 
 
 def nbytes(content: RecordDict) -> int:

@@ -31,7 +31,7 @@ from folb.core.whiten import hidden_matrices
 from folb.errors import check, check_whole
 from folb.flower import protocol
 from folb.flower.device_draw import Admission, Budget, Remembered, draw, evaluation_messages, evaluation_metrics
-from folb.flower.open_round import Notes, OpenRound, close, forms, noisy, sent_model, shifts
+from folb.flower.open_round import Notes, OpenRound, close, forms, noisy, sent_model, told
 from folb.flower.protocol import Arrays
 from folb.flower.replies import Form
 from folb.flower.roster import Mailbox, Roster
@@ -233,16 +233,19 @@ class FederatedStrategy(Strategy):
 
     def _ask(self, opened: OpenRound) -> list[Message]:
         """Ask S_1 for updates and what else the rule needs, and the rest of S_2 for gradients."""
-        first, algorithm, tasks, more = opened.first, opened.algorithm, {}, {}
+        first, algorithm, tasks = opened.first, opened.algorithm, {}
         assert first is not None
-        shift = None
-        if algorithm.memory is not None and algorithm.memory.has("shift"):  # if not, there is no program to compile
-            shift = shifts(algorithm, opened.state, opened.own, first.steps, np.int32(opened.N))
+        more: dict[int, dict[str, ArrayRecord]] = {}
+        sent: dict[str, Any] = {}  # by its record, stacked
+        if algorithm.memory is not None and any(map(algorithm.memory.has, ("shift", "begin"))):  # or no program
+            shift, begin = told(algorithm, opened.state, opened.own, first.steps, np.int32(opened.N))
+            sent |= {} if shift is None else {protocol.SHIFT: shift}
+            sent |= {} if begin is None else {protocol.BEGIN: protocol.joined(begin)}
         for identity, i in opened.at_work(first).items():
             tasks[identity] = opened.task(first, i, *opened.uploads)
-            if shift is not None:
-                own = {name: np.asarray(shift[name][i], np.float32) for name in opened.state.params}
-                more[identity] = {protocol.SHIFT: protocol.packed(own)}
+            for record, stack in sent.items():
+                own = {name: np.asarray(value[i], np.float32) for name, value in stack.items()}
+                more.setdefault(identity, {})[record] = protocol.packed(own)
         if opened.second is not None:
             upload, works = algorithm.gradient.second, algorithm.gradient.works
             alone = {k: i for k, i in opened.at_work(opened.second).items() if k not in tasks}

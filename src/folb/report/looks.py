@@ -15,9 +15,9 @@ SHADES = (("#ffffff", 0.0), ("#1b1f24", 0.45), ("#ffffff", 0.35))  # what is mix
 
 # a line for each dash: names and colours; algorithms that are often in one picture have different colours
 BY_DASH = (
-    {"folb": 0, "accord": 3},
-    {"fedprox": 1, "feddyn": 6, "fedasync": 4, "fednu_direct": 3},
-    {"fedavg": 2, "fedacg": 5, "adabest": 3, "folb_two_set": 6},
+    {"folb": 0, "accord": 3, "fedmuon": 5},
+    {"fedprox": 1, "feddyn": 6, "fedasync": 4, "fednu_direct": 3, "fedpac": 0},
+    {"fedavg": 2, "fedacg": 5, "adabest": 3, "folb_two_set": 6, "fedexprox": 1},
     {"scaffold": 4, "fedvarp": 1, "mimelite": 0, "ghbm": 6, "folb_never_flip": 3},
     {"fednova": 5, "fedbuff": 3, "fedcm": 2, "folb_hetero": 4, "fednu_norm": 6},
 )

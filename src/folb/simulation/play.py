@@ -28,8 +28,8 @@ from folb.core.round import (
     model_sent,
     sets,
     shared_words,
-    shifts,
     sizes,
+    told,
     with_step_size,
 )
 from folb.core.rules import Gradients, Round, inner_products
@@ -37,7 +37,7 @@ from folb.core.selection import Draw, Known, candidates, drawing
 from folb.core.solver import steps_of
 from folb.core.system import Effort, asked_for, times_bytes
 from folb.core.tree import check_like
-from folb.core.upload import GAMMA, GRAD, UNCLAMPED_GAMMA
+from folb.core.upload import ENCODED, GAMMA, GRAD, UNCLAMPED_GAMMA
 from folb.errors import InputError
 from folb.simulation import solve
 from folb.simulation.evaluate import gained
@@ -198,7 +198,7 @@ def _second_set(
     usable = (other.times > 0) & ~other_effort.lost
     if algorithm.gradient.works:  # it works like S_1, but only for this upload
         there = Slots(other.device, jnp.where(usable, other_effort.work, 0), other_words)
-        worked = solve.solve(problem, solver, here, there)
+        worked = solve.solve(problem, solver, here, there).delta
         steps = steps_of(solver, there.work, problem.train.size[other.device])
     theirs = Sources(problem, here, other.device, usable, mu=solver.mu, key=begun.key, delta=worked)
     answers = computed((upload,), theirs)[upload.name]
@@ -239,10 +239,11 @@ def work_and_close(
     size = train.size[slots.device]
     steps = steps_of(solver, slots.work, size)
     own = _own(algorithm, state, slots.device)
-    shift = shifts(algorithm, state, own, steps, jnp.int32(len(train.size)))
+    sent_down = told(algorithm, state, own, steps, jnp.int32(len(train.size)))
     theirs, who = poisoned(problem, algorithm, slots.device)
-    delta = solve.solve(theirs, solver, here, slots._replace(device=who), shift)
-    sources = Sources(theirs, here, who, times > 0, mu=solver.mu, key=key, delta=delta)
+    there, wanted = slots._replace(device=who), any("momentum" in one.needs for one in algorithm.uploads)
+    delta, momentum = solve.solve(theirs, solver, here, there, *sent_down, momentum=wanted)
+    sources = Sources(theirs, here, who, times > 0, mu=solver.mu, key=key, delta=delta, momentum=momentum)
     sent = computed(algorithm.uploads, sources)
     codecs, residuals = algorithm.compression, state.residuals
     if codecs.up is not None:
@@ -250,8 +251,8 @@ def work_and_close(
             delta, residuals = with_feedback(codecs.up, delta, slots.words, slots.device, times > 0, residuals)
         else:
             delta = decoded(codecs.up, delta, slots.words)
-        if GRAD.name in sent:
-            sent[GRAD.name] = decoded(codecs.up, sent[GRAD.name], slots.words)
+        for name in (one.name for one in ENCODED if one.name in sent):
+            sent[name] = decoded(codecs.up, sent[name], slots.words)
     round = Round(
         params=state.params,
         times=times,

@@ -44,6 +44,7 @@ class Settings(NamedTuple):
     mu: Any
     step: Any  # a LocalStep
     shift: Params | None
+    begin: tuple[Params, ...] | None  # what the local step starts from
 
 
 class Slots(NamedTuple):
@@ -83,15 +84,32 @@ def over_slots(f: Callable[..., Params], like: Params, mesh: Mesh | None) -> Cal
     return over_all
 
 
-def solve(problem: Problem, solver: Solver, here: Params, slots: Slots, shift: Params | None = None) -> Params:
-    """Each slot's update Delta w_k = w_k - w^t after `work` units on h_k of (3), from w^t = `here`, stacked.
+class Solved(NamedTuple):
+    """What the local work ends with, stacked."""
 
-    `shift`, stacked, adds <shift_k, w> to h_k. The solver's `lr` is a number, or one for each slot.
+    delta: Params  # Delta w_k = w_k - w^t
+    momentum: Any = ()  # of the local step, if it was asked for
+
+
+def solve(
+    problem: Problem,
+    solver: Solver,
+    here: Params,
+    slots: Slots,
+    shift: Params | None = None,
+    begin: tuple[Params, ...] | None = None,
+    *,
+    momentum: bool = False,
+) -> Solved:
+    """What each slot has after `work` units on h_k of (3), from w^t = `here`, stacked.
+
+    `shift`, stacked, adds <shift_k, w> to h_k, and the local step starts from `begin`. The solver's `lr` is a number,
+    or one for each slot.
     """
     K = len(slots.device)
-    settings = Settings(jnp.broadcast_to(solver.lr, (K,)), solver.mu, solver.step, shift)
+    settings = Settings(jnp.broadcast_to(solver.lr, (K,)), solver.mu, solver.step, shift, begin)
     if solver.unit == "gradient":
-        return _gradient_descent(problem, solver, here, settings, slots)
+        return _gradient_descent(problem, solver, here, settings, slots, momentum)
     mu, step = jax.tree.map(lambda v: jnp.broadcast_to(v, (K, *jnp.shape(v))), (solver.mu, solver.step))
 
     def in_groups(data: Samples, here: Params, settings: Settings, slots: Slots) -> Params:
@@ -103,14 +121,16 @@ def solve(problem: Problem, solver: Solver, here: Params, slots: Slots, shift: P
         order = jnp.argsort(-slots.work * unit_cost(solver, data.size[slots.device]))
         padded = jnp.concatenate([order, jnp.full(groups * size - count, order[-1])]).reshape(groups, size)
 
-        def group(chosen: Array) -> Params:
-            return _sgd(problem.model, data, solver, *jax.tree.map(lambda v: v[chosen], (here, settings, slots)))
+        def group(chosen: Array) -> Solved:
+            own = jax.tree.map(lambda v: v[chosen], (here, settings, slots))
+            return _sgd(problem.model, data, solver, momentum, *own)
 
-        delta = jax.tree.map(lambda v: v.reshape(-1, *v.shape[2:]), jax.lax.map(group, padded))
-        return jax.tree.map(lambda v: v[jnp.argsort(order)], delta)
+        solved = jax.tree.map(lambda v: v.reshape(-1, *v.shape[2:]), jax.lax.map(group, padded))
+        return jax.tree.map(lambda v: v[jnp.argsort(order)], solved)
 
     each = settings._replace(mu=mu, step=step)
-    return over_slots(in_groups, here, problem.mesh)(problem.train, here, each, slots)
+    like = Solved(here, here if momentum else ())
+    return Solved(*over_slots(in_groups, like, problem.mesh)(problem.train, here, each, slots))
 
 
 def together(problem: Problem, slots: int, groups: int = 1) -> int:
@@ -120,7 +140,9 @@ def together(problem: Problem, slots: int, groups: int = 1) -> int:
     return min(LANES, max(1, slots // groups)) if jax.default_backend() == "cpu" else slots
 
 
-def _sgd(model: Model, data: Samples, solver: Solver, here: Params, settings: Settings, slots: Slots) -> Params:
+def _sgd(
+    model: Model, data: Samples, solver: Solver, momentum: bool, here: Params, settings: Settings, slots: Slots
+) -> Solved:
     """Mini-batch steps over shuffled passes through each device's samples, all slots side by side.
 
     With unit "epoch" a pass ends with a smaller batch if `batch` does not divide the samples; with unit "step" a batch
@@ -180,9 +202,17 @@ def _sgd(model: Model, data: Samples, solver: Solver, here: Params, settings: Se
 
     # The next batches are part of the loop's state: otherwise the compiler would compute their rows again in every
     # operation that reads them.
-    first = (jnp.int32(0), (here, jax.vmap(solver.step.init)(here)), batches(jnp.int32(0)))
-    _, (w, _), _ = jax.lax.while_loop(lambda carry: carry[0] < jnp.max(steps), turn, first)
-    return jax.tree.map(jnp.subtract, w, here)
+    first = (jnp.int32(0), (here, _begun(solver.step, here, settings)), batches(jnp.int32(0)))
+    _, (w, state), _ = jax.lax.while_loop(lambda carry: carry[0] < jnp.max(steps), turn, first)
+    ends = jax.vmap(type(solver.step).momentum)(settings.step, state) if momentum else ()
+    return Solved(jax.tree.map(jnp.subtract, w, here), ends)
+
+
+def _begun(step: Any, here: Params, settings: Settings, axis: int | None = 0) -> Any:
+    """The state that each slot's local step starts from; `axis` is that of the slots in the settings' step."""
+    if settings.begin is None:
+        return jax.vmap(step.init)(here)
+    return jax.vmap(type(step).begin, in_axes=(axis, 0))(settings.step, settings.begin)
 
 
 def _moved(at: tuple[Params, Any], g: Params, active: Array, settings: Settings) -> tuple[Params, Any]:
@@ -205,7 +235,9 @@ def _each(f: Callable[..., Params], slots: int) -> Callable[..., Params]:
     return lambda *args: jax.tree.map(lambda v: v[None], f(*jax.tree.map(lambda v: v[0], args)))
 
 
-def _gradient_descent(problem: Problem, solver: Solver, here: Params, settings: Settings, slots: Slots) -> Params:
+def _gradient_descent(
+    problem: Problem, solver: Solver, here: Params, settings: Settings, slots: Slots, momentum: bool
+) -> Solved:
     """Full-gradient steps on h_k, all slots side by side."""
 
     def turn(s: Array, at: tuple[Params, Any]) -> tuple[Params, Any]:
@@ -213,10 +245,11 @@ def _gradient_descent(problem: Problem, solver: Solver, here: Params, settings: 
         w = jax.tree.map(jnp.add, delta, here)
         g = gradients(problem, w, slots.device, slots.work > s)
         g = jax.tree.map(lambda d, g: g + solver.mu * d, delta, g)
-        return jax.vmap(_moved, in_axes=(0, 0, 0, Settings(0, None, None, 0)))(at, g, slots.work > s, settings)
+        return jax.vmap(_moved, in_axes=(0, 0, 0, Settings(0, None, None, 0, None)))(at, g, slots.work > s, settings)
 
-    first = (jax.tree.map(jnp.zeros_like, here), jax.vmap(solver.step.init)(here))
-    return jax.lax.fori_loop(0, jnp.max(slots.work), turn, first)[0]
+    first = (jax.tree.map(jnp.zeros_like, here), _begun(solver.step, here, settings, None))
+    delta, state = jax.lax.fori_loop(0, jnp.max(slots.work), turn, first)
+    return Solved(delta, jax.vmap(solver.step.momentum)(state) if momentum else ())
 
 
 def gradients(problem: Problem, stack: Params, device: Array, wanted: Array) -> Params:
@@ -292,6 +325,7 @@ class Sources:
     mu: Any
     key: Array
     delta: Params | None = None
+    momentum: Params | None = None
 
     @cached_property
     def grad(self) -> Params:
