@@ -159,7 +159,7 @@ TABLE = {
     "adabest": Case("adabest", {}, MOMENTUM),
     "fednova": Case("fednova", {"rule.weights": "samples", "local": "momentum"}, LOCAL),
     "fedacg": Case("fedacg", {}, BETA),
-    "accord": Case("accord", {"select.replacement": True, "select": "uniform"}, AGREED),
+    "accord": Case("accord", {"select.replacement": True, "select": "uniform", "step_size": "consensus"}, AGREED),
     "fedexprox": Case("fedexprox", {}, MU),
     "fedmuon": Case("fedmuon", {"local.whole": True}, LOCAL),
     "fedpac": Case("fedpac", {"local.whole": True}, LOCAL),
@@ -188,7 +188,9 @@ TABLE = {
     "fedprox, krum, nesterov": Case("fedprox", {"robust": "krum", "robust.liars": 0.0, "server": "nesterov"}, BETA),
     "scaffold, multi-krum": Case("scaffold", {"robust": "multi_krum", "robust.liars": 0.0}, LR),
     "accord, geometric median": Case(
-        "accord", {"robust": "geometric_median", "select.replacement": True, "select": "uniform"}, AGREED
+        "accord",
+        {"robust": "geometric_median", "select.replacement": True, "select": "uniform", "step_size": "agreement"},
+        AGREED,
     ),
     "folb, guarded, norm bound": Case("folb", {"guard": "on", "robust": "norm_bound"}, CAP),
     "feddyn, norm bound, ema": Case("feddyn", {"robust": "norm_bound", "average": "ema"}, ALPHA),
