@@ -159,7 +159,9 @@ TABLE = {
     "adabest": Case("adabest", {}, MOMENTUM),
     "fednova": Case("fednova", {"rule.weights": "samples", "local": "momentum"}, LOCAL),
     "fedacg": Case("fedacg", {}, BETA),
-    "accord": Case("accord", {"select.replacement": True, "select": "uniform", "step_size": "consensus"}, AGREED),
+    "accord": Case(
+        "accord", {"select.replacement": True, "select": "uniform", "step_size": "consensus", "whiten": None}, AGREED
+    ),
     "fedexprox": Case("fedexprox", {}, MU),
     "fedmuon": Case("fedmuon", {"local.whole": True}, LOCAL),
     "fedpac": Case("fedpac", {"local.whole": True}, LOCAL),
@@ -189,7 +191,13 @@ TABLE = {
     "scaffold, multi-krum": Case("scaffold", {"robust": "multi_krum", "robust.liars": 0.0}, LR),
     "accord, geometric median": Case(
         "accord",
-        {"robust": "geometric_median", "select.replacement": True, "select": "uniform", "step_size": "agreement"},
+        {
+            "robust": "geometric_median",
+            "select.replacement": True,
+            "select": "uniform",
+            "step_size": "agreement",
+            "whiten": None,
+        },
         AGREED,
     ),
     "folb, guarded, norm bound": Case("folb", {"guard": "on", "robust": "norm_bound"}, CAP),
