@@ -18,11 +18,8 @@ if TYPE_CHECKING:
 def add(commands: Any) -> None:
     compare = common.command(commands, "compare", "run algorithms side by side on one dataset", _compare)
     compare.add_argument("dataset", metavar="DATASET", help=common.DATASET)
-    compare.add_argument(
-        "--algorithms",
-        metavar="A,B",
-        help="names of `folb list`, or my_file.py:function (folb, and fedprox and fedavg with both averages)",
-    )
+    says = "names of `folb list`, or my_file.py:function (folb, and fedprox and fedavg with both averages)"
+    compare.add_argument("--algorithms", metavar="A,B", help=says)
     common.add_experiment(compare)
     compare.add_argument("--quick", action="store_true", help="a minute or two: one seed, few rounds and samples")
     run = common.command(commands, "run", "run an experiment from a TOML file", _run)

@@ -17,12 +17,8 @@ def add(commands: Any) -> None:
     privacy.add_argument("--epsilon", metavar="E", type=float, help="the budget, to find its noise")
     privacy.add_argument("--noise", metavar="Z", type=float, help="the noise of a sum, in clips, to find its epsilon")
     privacy.add_argument("--delta", metavar="D", type=float, default=1e-5, help="less than 1 / N (0.00001)")
-    privacy.add_argument(
-        "--sampling",
-        choices=("poisson", "uniform"),
-        default="poisson",
-        help="each device by itself with the chance K/N, or K of them without replacement (poisson)",
-    )
+    says = "each device by itself with the chance K/N, or K of them without replacement (poisson)"
+    privacy.add_argument("--sampling", choices=("poisson", "uniform"), default="poisson", help=says)
     privacy.add_argument("--json", action="store_true", help="print JSON")
 
 

@@ -19,8 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from folb.cli import options as common
 from folb.cli.ctrl_c import interrupted
-from folb.errors import one_line
-from folb.pace import EVERY, Lines
+from folb.pace import EVERY, Lines, tell
 
 if TYPE_CHECKING:
     from folb.experiments.execute import Start
@@ -178,11 +177,6 @@ def executed(
         tags=common.words(options.tags),
     )
     return completed(options, work, command=command)
-
-
-def tell(line: str) -> None:
-    """Print a line about progress on standard error."""
-    print(f"folb: {one_line(line)}", file=sys.stderr, flush=True)
 
 
 def same_command() -> str:

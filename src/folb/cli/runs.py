@@ -6,6 +6,7 @@ import argparse
 import json
 import sys
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -218,9 +219,7 @@ def _report(options: argparse.Namespace) -> None:
 def _watch(options: argparse.Namespace) -> None:
     from folb.report import live
 
-    def announce(line: str) -> None:
-        print(line, flush=True)  # the reader of a pipe waits for the address
-
+    announce = partial(print, flush=True)  # the reader of a pipe waits for the address
     live.serve(options.run, live.PORT if options.port is None else options.port, announce=announce)
 
 
