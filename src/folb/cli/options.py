@@ -53,7 +53,6 @@ def add_experiment(command: argparse.ArgumentParser, every: str = "1") -> None:
 
 
 def add_box(command: argparse.ArgumentParser, of: str = "") -> None:
-    """The option for a box of settings, all of them or those `of` something."""
     ranges = "a range (KEY=0.1..3), a range of logarithms (KEY=log:0.001..1) or values (KEY=V1,V2)"
     says = f"draw this setting{of} from {ranges}"
     command.add_argument("--box", action="append", default=[], metavar="KEY=RANGE", help=says)
@@ -131,15 +130,14 @@ def accelerators(options: argparse.Namespace, usual: int | None = 1) -> Any:
         os._exit(2)
 
     process, coordinator = getattr(options, "process", None), getattr(options, "coordinator", None)
+    together = (process is None) == (coordinator is None)
+    check("process", process, together or process is None, "should be given together with --coordinator")
+    check("coordinator", coordinator, together, "should be given together with --process")
     if process is not None and coordinator is not None:
         own = os.dup(1)  # what JAX's collectives print goes to standard error: standard output is for results
         os.dup2(2, 1)
         sys.stdout = os.fdopen(own, "w", encoding=sys.stdout.encoding)
         parallel.join(coordinator, process, tell, too_late)
-    elif process is not None:
-        raise InputError("process", process, "should be given together with --coordinator")
-    elif coordinator is not None:
-        raise InputError("coordinator", coordinator, "should be given together with --process")
     if options.devices is None:
         return usual
     count = int(options.devices) if options.devices.isascii() and options.devices.isdecimal() else options.devices
@@ -166,10 +164,7 @@ def use_compilation_cache() -> None:
 
 
 def drop_damaged(home: Path) -> None:
-    """From now on, remove entries that a killed process left half written, in place of jax's warnings about them.
-
-    JAX never replaces an entry that is damaged, and would warn in every command.
-    """
+    """Remove half-written entries when jax warns of them: it never replaces them, and would warn in every command."""
     usual = warnings.showwarning
 
     def show(message: Warning | str, *about: Any, **more: Any) -> None:

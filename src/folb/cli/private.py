@@ -25,7 +25,7 @@ def add(commands: Any) -> None:
 def _privacy(options: argparse.Namespace) -> None:
     from folb.cli import tables
     from folb.core import accountant
-    from folb.errors import InputError, check_number, check_whole
+    from folb.errors import InputError, check, check_number, check_whole
 
     scheme = {"poisson": "poisson", "uniform": "fixed"}[options.sampling]
     check_whole("K", options.K, 1)
@@ -35,10 +35,9 @@ def _privacy(options: argparse.Namespace) -> None:
         accountant.check_budget(epsilon, options.delta, options.K, options.devices)
         if noise is not None:
             check_number("noise", noise, *accountant.NOISE[:2])
-        elif epsilon is None:
-            expected = "should be the budget, such as --epsilon 8; or give --noise, such as --noise 1"
-            raise InputError("epsilon", None, expected)
         else:
+            expected = "should be the budget, such as --epsilon 8; or give --noise, such as --noise 1"
+            check("epsilon", epsilon, epsilon is not None, expected)
             noise = accountant.noise_for(epsilon, options.delta, scheme, options.K, options.devices, most)
     except InputError as error:  # it should name the option, and not the setting of a run
         raise InputError(error.field.rpartition(".")[2], error.value, error.expected) from error

@@ -53,14 +53,8 @@ def _tune(options: argparse.Namespace) -> None:
 
     named = [f"{name}={value}" for name in tune.sweepable() if (value := getattr(options, f"sweep_{name}")) is not None]
     settings = common.settings([*options.set, *named])
-    experiment = common.experiment(
-        options,
-        algorithms=[options.algorithm],
-        set=settings,
-        box=common.settings(options.box, "box"),
-        points=options.points,
-        box_seed=options.box_seed,
-    )
+    box = {"box": common.settings(options.box, "box"), "points": options.points, "box_seed": options.box_seed}
+    experiment = common.experiment(options, algorithms=[options.algorithm], set=settings, **box)
     wanted = None if options.report_seeds is None else common.seeds(options.report_seeds, "report_seeds")
     seeds = tune.other_seeds(experiment.seeds, wanted)
     common.use_compilation_cache()
