@@ -104,8 +104,7 @@ def _progress(stored: RunDirectory) -> tuple[int, int, float | None]:
     """Of all runs together: the rounds done, the number of rounds, and the best test accuracy or error so far."""
     from folb.store.round_lines import judged
 
-    lines, _ = stored.rounds()
-    measure = stored.measure
+    lines, measure = stored.rounds()[0], stored.measure
     values = [value for line in lines if (value := judged(line, measure.name)) is not None]
     best = (min if measure.lower else max)(values, default=None)
     return len(lines), len(stored.environment["runs"]) * stored.experiment["rounds"], best
