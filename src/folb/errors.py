@@ -19,11 +19,9 @@ class InputError(ValueError):
 
     def __init__(self, field: str, value: object, expected: str) -> None:
         try:
-            shown = repr(value)
+            shown = one_line(repr(value), 80)
         except RecursionError:  # tables within tables
             shown = f"a deep {type(value).__name__}"
-        if len(shown) > 80:
-            shown = shown[:77] + "..."
         super().__init__(one_line(f"{field} = {shown}: {expected}"))
         self.field, self.value, self.expected = field, value, expected
 

@@ -6,6 +6,8 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 
+from folb.errors import one_line
+
 EVERY = 10.0  # seconds between two lines
 LONG = 60.0  # seconds: a run that takes longer is announced
 MEASURED = 2.0  # seconds of rounds after which the rest can be estimated
@@ -72,7 +74,7 @@ def clock(seconds: float) -> str:
     return f"{seconds / 3600:.1f} hours" if seconds < 48 * 3600 else f"{seconds / 86400:.1f} days"
 
 
-def to_stderr(line: str) -> None:
-    """Write a line to standard error, where someone asked for it."""
-    sys.stderr.write(f"folb: {line}\n")
+def tell(line: str) -> None:
+    """Write a line about progress to standard error."""
+    sys.stderr.write(f"folb: {one_line(line)}\n")
     sys.stderr.flush()

@@ -18,11 +18,8 @@ if TYPE_CHECKING:
 def add(commands: Any) -> None:
     compare = common.command(commands, "compare", "run algorithms side by side on one dataset", _compare)
     compare.add_argument("dataset", metavar="DATASET", help=common.DATASET)
-    compare.add_argument(
-        "--algorithms",
-        metavar="A,B",
-        help="names of `folb list`, or my_file.py:function (folb, and fedprox and fedavg with both averages)",
-    )
+    says = "names of `folb list`, or my_file.py:function (folb, and fedprox and fedavg with both averages)"
+    compare.add_argument("--algorithms", metavar="A,B", help=says)
     common.add_experiment(compare)
     compare.add_argument("--quick", action="store_true", help="a minute or two: one seed, few rounds and samples")
     run = common.command(commands, "run", "run an experiment from a TOML file", _run)
@@ -35,13 +32,11 @@ def add(commands: Any) -> None:
         common.add_naming(command)
         common.add_processes(command)
     attack = common.command(commands, "attack", "measure what lying devices gain, rule by rule", _attack)
-    attack.add_argument(
-        "dataset", metavar="DATASET", nargs="?", default="synthetic_1_1", help=f"{common.DATASET} (synthetic_1_1)"
-    )
+    says = f"{common.DATASET} (synthetic_1_1)"
+    attack.add_argument("dataset", metavar="DATASET", nargs="?", default="synthetic_1_1", help=says)
     attack.add_argument("--algorithms", metavar="A,B", help="names of `folb list` (fedavg,folb,accord)")
-    attack.add_argument(
-        "--rules", metavar="A,B", help="values of robust (for fedavg all; FOLB is plain and guarded, if not given)"
-    )
+    says = "values of robust (for fedavg all; FOLB is plain and guarded, if not given)"
+    attack.add_argument("--rules", metavar="A,B", help=says)
     attack.add_argument("--attacks", metavar="A,B", help="attacks of `folb list parts` (most of them)")
     attack.add_argument("--attackers", metavar="A,B", default="0.2", help="shares of the devices that lie (0.2)")
     common.add_experiment(attack, every="only in the end")
@@ -89,15 +84,8 @@ def _resume(options: argparse.Namespace) -> None:
     from folb.experiments.execute import resume
 
     common.use_compilation_cache()
-    work = partial(
-        resume,
-        options.run,
-        again=options.again,
-        accelerators=common.accelerators(options, None),
-        stream=options.stream,
-        track=options.track,
-        keep_model=options.keep_model,
-    )
+    given = {name: getattr(options, name) for name in ("again", "stream", "track", "keep_model")}
+    work = partial(resume, options.run, accelerators=common.accelerators(options, None), **given)
     _show(*completed(options, work), options.json)
 
 
@@ -128,13 +116,9 @@ def _attack(options: argparse.Namespace) -> None:
     from folb.results.outcomes import outcomes, plain
 
     algorithms = common.words(options.algorithms) or list(attack.ALGORITHMS)
-    chosen = attack.settings(
-        algorithms,
-        common.words(options.rules),
-        common.words(options.attacks) or list(attack.ATTACKS),
-        common.words(options.attackers) or [],
-        common.settings(options.set),
-    )
+    rules, attacks = common.words(options.rules), common.words(options.attacks) or list(attack.ATTACKS)
+    shares = common.words(options.attackers) or []
+    chosen = attack.settings(algorithms, rules, attacks, shares, common.settings(options.set))
     if options.evaluate_every is None:
         options.evaluate_every = options.rounds or Experiment.rounds
     experiment = common.experiment(options, algorithms=algorithms, set=chosen)

@@ -16,8 +16,6 @@ RUNS = "(runs)"  # stands for the names of runs
 
 
 class Command(NamedTuple):
-    """What can follow a command."""
-
     options: dict[str, tuple[str, ...] | None]  # the words that each takes; None: it takes no value
     operands: tuple[str, ...]
     says: str
@@ -47,20 +45,17 @@ def _names() -> dict[str, tuple[str, ...]]:
     from folb.experiments.tune import sweepable
     from folb.models import MODELS
 
-    words = {"algorithms": tuple(ALGORITHMS)}
-    known = {"algorithms": sweepable()}
-    others: dict[str, Mapping[str, Callable[..., Any]]] = {"dataset": DATASETS, "model": MODELS, "system": SYSTEMS}
-    for kind, things in others.items():
-        words[kind] = tuple(things)
-        known[kind] = [name for make in things.values() for name in settings(make)]
+    things: dict[str, Mapping[str, Callable[..., Any]]] = {"dataset": DATASETS, "model": MODELS, "system": SYSTEMS}
+    known = {kind: [name for make in those.values() for name in settings(make)] for kind, those in things.items()}
+    words = {kind: tuple(those) for kind, those in {"algorithms": ALGORITHMS, **things}.items()}
     return {
         **words,
         **{f"sweep_{path}": choices for path, choices in _values().items()},
         "algorithm": words["algorithms"],
         "run": (RUNS,),
         "what": (*KINDS, "parts", *SLOTS, *(name for own in words.values() for name in own)),
-        "box": _given(known["algorithms"]),
-        "set": _given(name for own in known.values() for name in own),
+        "box": _given(sweepable()),
+        "set": _given([*sweepable(), *(name for own in known.values() for name in own)]),
         "data info set": _given(known["dataset"]),
     }
 
@@ -78,10 +73,10 @@ def _values() -> dict[str, tuple[str, ...]]:
     words: dict[str, dict[str, None]] = {}
     for make in ALGORITHMS.values():
         for path, one in algorithm_settings(make).items():
-            kinds, named = (one.type, *get_args(one.type)), words_of(one.type)
-            truths = ["true", "false"] if bool in kinds else []
+            kinds, named = (one.type, *get_args(one.type)), list(map(str, words_of(one.type)))
             none = ["none"] if named and type(None) in kinds else []
-            words.setdefault(path, {}).update(dict.fromkeys(map(str, [*named, *truths, *none])))
+            named += ["true", "false"] if bool in kinds else []
+            words.setdefault(path, {}).update(dict.fromkeys(named + none))
     return {path: tuple(choices) for path, choices in words.items() if choices}
 
 
@@ -110,7 +105,6 @@ def table(parser: argparse.ArgumentParser, names: Mapping[str, tuple[str, ...]])
 
 
 def bash(commands: Mapping[str, Command], values: Mapping[str, tuple[str, ...]]) -> list[str]:
-    """The script for bash; `values` has the words of settings."""
     follow: dict[tuple[str, ...], list[str]] = {}  # the words that can follow options, and which options these are
     for path, command in commands.items():
         for option, words in command.options.items():
@@ -220,5 +214,4 @@ def _choices(option: str, words: tuple[str, ...]) -> str:
 
 
 def _fish(text: str) -> str:
-    """Text in fish's single quotes."""
     return "'" + text.replace("\\", "\\\\").replace("'", "\\'") + "'"

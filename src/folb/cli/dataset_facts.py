@@ -95,9 +95,7 @@ def describe(name: str, federation: Federation) -> None:
 
 
 def _labels(federation: Federation, labels: NDArray) -> tuple[str, str]:
-    """What the labels are: classes, or numbers to predict. And how good a model is that always gives the same answer:
-    the commonest label, or the mean of the numbers.
-    """
+    """What the labels are, and how good a model is that always gives the same answer."""
     train, test = federation.train.y, federation.test.y
     if not federation.regression:
         counts = np.bincount(test, minlength=1)
@@ -122,7 +120,6 @@ def _listed(names: Sequence[str] | None) -> str:
 
 def facts(name: str, federation: Federation) -> dict[str, Any]:
     """What `describe` prints, for a program; `labels` has a row of counts for each device."""
-    labels, usual = federation.labels(), data.defaults(name)
     return {
         "dataset": name,
         "note": federation.note,
@@ -135,19 +132,18 @@ def facts(name: str, federation: Federation) -> dict[str, Any]:
         "held_out": federation.held_out,
         "device_names": federation.device_names,
         "class_names": federation.class_names,
-        "defaults": usual._asdict(),
-        "labels": labels.tolist(),
+        "defaults": data.defaults(name)._asdict(),
+        "labels": federation.labels().tolist(),
     }
 
 
 def picture(name: str, out: str) -> Path:
     """Where the picture of a dataset goes: a file, or NAME.png in a directory."""
     path = Path(out)
-    if not out or (path.suffix and path.suffix.lower() not in PICTURES and not path.is_dir()):
+    is_file = path.suffix.lower() in PICTURES
+    if not out or (path.suffix and not is_file and not path.is_dir()):
         raise InputError("out", out, f"should be a directory, or a file that ends in {', '.join(PICTURES)}")
-    if path.suffix.lower() not in PICTURES:
-        path = path / f"{Path(name).name}.png"
-    return path
+    return path if is_file else path / f"{Path(name).name}.png"
 
 
 def draw(federation: Federation, path: Path) -> None:

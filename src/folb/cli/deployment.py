@@ -22,8 +22,9 @@ def add(commands: Any) -> None:
 
 def _demo(options: argparse.Namespace) -> None:
     from folb.cli import tables
-    from folb.cli.running import same_command, tell
+    from folb.cli.running import same_command
     from folb.deploy import demo
+    from folb.pace import tell
 
     def on_start(path: Path, finished: bool) -> None:
         if finished:

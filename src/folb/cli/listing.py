@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 from collections.abc import Iterable, Mapping
+from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
 from folb.cli.options import JSON, command
@@ -18,11 +19,8 @@ KINDS = {"algorithms": "Algorithms", "datasets": "Datasets", "models": "Models",
 
 def add(commands: Any) -> None:
     listing = command(commands, "list", "list algorithms, their parts, datasets, models and system models", _list)
-    listing.add_argument(
-        "what",
-        nargs="?",
-        help="algorithms, parts, datasets, models, systems, or one name: with all settings; server: all server steps",
-    )
+    says = "algorithms, parts, datasets, models, systems, or one name: with all settings; server: all server steps"
+    listing.add_argument("what", nargs="?", help=says)
     listing.add_argument("--json", action="store_true", help=JSON)
 
 
@@ -121,11 +119,8 @@ def _show_things(document: dict[str, Any], wanted: str | None) -> None:
 
     common = document.pop("common_settings", None)
     for kind, things in document.items():
-        sections: dict[str, list[dict[str, Any]]] = {}
-        for one in things:
-            title = f"{KINDS[kind]}: {one['group']}" if "group" in one else KINDS[kind]
-            sections.setdefault(title, []).append(one)
-        for title, entries in sections.items():
+        for group, entries in groupby(things, lambda one: one.get("group")):
+            title = f"{KINDS[kind]}: {group}" if group else KINDS[kind]
             _show(title, entries, with_settings=wanted is not None or kind == "systems")
     if common is not None:
         own = {} if wanted in (None, "algorithms") else {one["name"] for one in document["algorithms"][0]["settings"]}

@@ -84,11 +84,8 @@ def parser(tuning: bool = False, word: str = "") -> argparse.ArgumentParser:
 
     If the command is `word`, and our own, no other is looked for: that takes time.
     """
-    top = Parser(
-        prog="folb",
-        description="Fast-convergent federated learning: simulate and compare FOLB and its family.",
-        epilog=EXAMPLES,
-    )
+    says = "Fast-convergent federated learning: simulate and compare FOLB and its family."
+    top = Parser(prog="folb", description=says, epilog=EXAMPLES)
     top.add_argument("--version", action="version", version=f"folb {__version__}")
     commands = top.add_subparsers(dest="command", required=True, metavar="COMMAND")
     homes = [home for home, words in OWN.items() if word in words]
@@ -120,17 +117,6 @@ def save_work() -> None:
     os.environ.setdefault("OPENBLAS_THREAD_TIMEOUT", "4")  # 2^4 cycles, the least
 
 
-def end_at_once(code: int) -> None:
-    """End the process without taking its modules apart, which takes a tenth of a second with jax.
-
-    It is registered before the command begins, so it runs after all that the command registers for the end.
-    A command that was interrupted needs it, too: Python may remember Ctrl-C, and give its own exit code.
-    """
-    for stream in (sys.stdout, sys.stderr):
-        stream.flush()
-    os._exit(code)
-
-
 def open_closed_streams() -> None:
     """Send output nowhere if standard output or standard error was closed: otherwise the next file takes its place."""
     for name, number in (("stdout", 1), ("stderr", 2)):
@@ -148,7 +134,15 @@ def main(arguments: list[str] | None = None) -> int:
     if arguments is not None:
         return run(arguments)
     code = None
-    atexit.register(lambda: None if code is None else end_at_once(code))
+
+    @atexit.register  # before the command begins, so that it runs after all that the command registers for the end
+    def end_at_once() -> None:
+        """Taking modules apart takes a tenth of a second with jax; and Python may give its own code after Ctrl-C."""
+        if code is not None:
+            sys.stdout.flush()
+            sys.stderr.flush()
+            os._exit(code)
+
     save_work()
     code = run(sys.argv[1:])
     return code

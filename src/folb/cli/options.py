@@ -48,50 +48,27 @@ def add_experiment(command: argparse.ArgumentParser, every: str = "1") -> None:
         ("device-samples", int, "N", "at most N training samples of each device (all)"),
     ):
         command.add_argument(f"--{name}", type=kind, metavar=metavar, help=says)
-    command.add_argument(
-        "--set",
-        action="append",
-        default=[],
-        metavar="KEY=VALUE",
-        help="a setting of `folb list`; KEY=V1,V2 sweeps an algorithm's setting; NAME.KEY=VALUE is only for NAME",
-    )
+    says = "a setting of `folb list`; KEY=V1,V2 sweeps an algorithm's setting; NAME.KEY=VALUE is only for NAME"
+    command.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help=says)
 
 
 def add_box(command: argparse.ArgumentParser, of: str = "") -> None:
-    """The option for a box of settings, all of them or those `of` something."""
-    command.add_argument(
-        "--box",
-        action="append",
-        default=[],
-        metavar="KEY=RANGE",
-        help=f"draw this setting{of} from a range (KEY=0.1..3), a range of logarithms (KEY=log:0.001..1) or values "
-        "(KEY=V1,V2)",
-    )
+    ranges = "a range (KEY=0.1..3), a range of logarithms (KEY=log:0.001..1) or values (KEY=V1,V2)"
+    says = f"draw this setting{of} from {ranges}"
+    command.add_argument("--box", action="append", default=[], metavar="KEY=RANGE", help=says)
 
 
 def add_running(command: argparse.ArgumentParser, operand: str) -> None:
     """The options of every command that runs an experiment; `operand` is what it is given without an option."""
     command.add_argument("--json", action="store_true", help=JSON)
     command.add_argument("--again", action="store_true", help="run it again, even if it is finished")
-    command.add_argument(
-        "--track",
-        choices=("tensorboard", "mlflow", "wandb"),
-        metavar="TOOL",
-        help="also log each round for tensorboard, mlflow or wandb",
-    )
-    command.add_argument(
-        "--no-model",
-        dest="keep_model",
-        action="store_const",
-        const=False,
-        help="do not keep the models that the runs end with",
-    )
+    says = "also log each round for tensorboard, mlflow or wandb"
+    command.add_argument("--track", choices=("tensorboard", "mlflow", "wandb"), metavar="TOOL", help=says)
+    says = "do not keep the models that the runs end with"
+    command.add_argument("--no-model", dest="keep_model", action="store_const", const=False, help=says)
     add_devices(command)
-    command.add_argument(
-        "--stream",
-        action=argparse.BooleanOptionalAction,
-        help="keep the samples on the host (if they take half of the memory)",
-    )
+    says = "keep the samples on the host (if they take half of the memory)"
+    command.add_argument("--stream", action=argparse.BooleanOptionalAction, help=says)
     command.usage, command.epilog = f"%(prog)s [options] {operand}", RUNS
 
 
@@ -117,10 +94,9 @@ def add_processes(command: argparse.ArgumentParser) -> None:
 def experiment(options: argparse.Namespace, **given: Any) -> Experiment:
     from folb.experiments.experiment import Experiment
 
-    given["metrics"] = words(options.metrics)
+    names = ("model", "system", "objective", "rounds", "target", "evaluate_every", "evaluate", "device_samples")
+    given |= {name: getattr(options, name) for name in names} | {"metrics": words(options.metrics)}
     given["seeds"] = None if options.seeds is None else seeds(options.seeds)
-    for name in ("model", "system", "objective", "rounds", "target", "evaluate_every", "evaluate", "device_samples"):
-        given[name] = getattr(options, name)
     return Experiment(options.dataset, **{name: value for name, value in given.items() if value is not None})
 
 
@@ -146,25 +122,22 @@ def settings(pairs: list[str], field: str = "set") -> dict[str, Any]:
 
 def accelerators(options: argparse.Namespace, usual: int | None = 1) -> Any:
     """How many accelerators share the work, or `usual`. The check comes after this process has joined the others."""
+    from folb.pace import tell
     from folb.simulation import parallel
 
-    def waiting(line: str) -> None:
-        print(f"folb: {line}", file=sys.stderr, flush=True)
-
     def too_late(error: InputError) -> None:
-        print(f"folb: error: {error}", file=sys.stderr, flush=True)
+        tell(f"error: {error}")
         os._exit(2)
 
     process, coordinator = getattr(options, "process", None), getattr(options, "coordinator", None)
+    together = (process is None) == (coordinator is None)
+    check("process", process, together or process is None, "should be given together with --coordinator")
+    check("coordinator", coordinator, together, "should be given together with --process")
     if process is not None and coordinator is not None:
         own = os.dup(1)  # what JAX's collectives print goes to standard error: standard output is for results
         os.dup2(2, 1)
         sys.stdout = os.fdopen(own, "w", encoding=sys.stdout.encoding)
-        parallel.join(coordinator, process, waiting, too_late)
-    elif process is not None:
-        raise InputError("process", process, "should be given together with --coordinator")
-    elif coordinator is not None:
-        raise InputError("coordinator", coordinator, "should be given together with --process")
+        parallel.join(coordinator, process, tell, too_late)
     if options.devices is None:
         return usual
     count = int(options.devices) if options.devices.isascii() and options.devices.isdecimal() else options.devices
@@ -191,10 +164,7 @@ def use_compilation_cache() -> None:
 
 
 def drop_damaged(home: Path) -> None:
-    """From now on, remove entries that a killed process left half written, in place of jax's warnings about them.
-
-    JAX never replaces an entry that is damaged, and would warn in every command.
-    """
+    """Remove half-written entries when jax warns of them: it never replaces them, and would warn in every command."""
     usual = warnings.showwarning
 
     def show(message: Warning | str, *about: Any, **more: Any) -> None:

@@ -17,19 +17,15 @@ def add(commands: Any) -> None:
     privacy.add_argument("--epsilon", metavar="E", type=float, help="the budget, to find its noise")
     privacy.add_argument("--noise", metavar="Z", type=float, help="the noise of a sum, in clips, to find its epsilon")
     privacy.add_argument("--delta", metavar="D", type=float, default=1e-5, help="less than 1 / N (0.00001)")
-    privacy.add_argument(
-        "--sampling",
-        choices=("poisson", "uniform"),
-        default="poisson",
-        help="each device by itself with the chance K/N, or K of them without replacement (poisson)",
-    )
+    says = "each device by itself with the chance K/N, or K of them without replacement (poisson)"
+    privacy.add_argument("--sampling", choices=("poisson", "uniform"), default="poisson", help=says)
     privacy.add_argument("--json", action="store_true", help="print JSON")
 
 
 def _privacy(options: argparse.Namespace) -> None:
     from folb.cli import tables
     from folb.core import accountant
-    from folb.errors import InputError, check_number, check_whole
+    from folb.errors import InputError, check, check_number, check_whole
 
     scheme = {"poisson": "poisson", "uniform": "fixed"}[options.sampling]
     check_whole("K", options.K, 1)
@@ -39,10 +35,9 @@ def _privacy(options: argparse.Namespace) -> None:
         accountant.check_budget(epsilon, options.delta, options.K, options.devices)
         if noise is not None:
             check_number("noise", noise, *accountant.NOISE[:2])
-        elif epsilon is None:
-            expected = "should be the budget, such as --epsilon 8; or give --noise, such as --noise 1"
-            raise InputError("epsilon", None, expected)
         else:
+            expected = "should be the budget, such as --epsilon 8; or give --noise, such as --noise 1"
+            check("epsilon", epsilon, epsilon is not None, expected)
             noise = accountant.noise_for(epsilon, options.delta, scheme, options.K, options.devices, most)
     except InputError as error:  # it should name the option, and not the setting of a run
         raise InputError(error.field.rpartition(".")[2], error.value, error.expected) from error

@@ -19,8 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from folb.cli import options as common
 from folb.cli.ctrl_c import interrupted
-from folb.errors import one_line
-from folb.pace import EVERY, Lines
+from folb.pace import EVERY, Lines, tell
 
 if TYPE_CHECKING:
     from folb.experiments.execute import Start
@@ -40,11 +39,9 @@ def completed(
     command: str | None = None,
     say: bool = True,
 ) -> tuple[RunDirectory, Start | None]:
-    """The run directory that `work(on_start=..., observe=...)` fills, and how it began. Progress is a bar or, without a
-    terminal, a line now and then. Of several processes, only the first knows how it began.
+    """The run directory that `work(on_start=..., observe=...)` fills, and how it began: only the first process knows.
 
-    If it is interrupted, `command` resumes it; by default that is `folb resume`. With `say`, a line on standard error
-    says if nothing was run.
+    `command` resumes it, by default `folb resume`. With `say`, a line on standard error says if nothing was run.
     """
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
@@ -55,6 +52,7 @@ def completed(
     started: list[Start] = []
     lines: list[Lines] = []
     stop = threading.Event()
+    shown = contextlib.ExitStack()  # closed, it takes the bar away
 
     def tell_beside(line: str) -> None:
         bar.console.print(f"folb: {line}", highlight=False, markup=False, emoji=False, soft_wrap=True)
@@ -72,7 +70,7 @@ def completed(
         lines.append(Lines(start.rounds, tell_beside, math.inf if drawn else EVERY, about, start.costs))
         if drawn:
             bar.add_task("compiling", total=start.rounds)
-            bar.start()
+            shown.enter_context(bar)
         if look := start.first_look():  # what can be said if the first round takes long
             tell(str(look))
 
@@ -84,12 +82,8 @@ def completed(
         if stop.is_set():
             raise KeyboardInterrupt
 
-    def end() -> None:
-        if bar.task_ids:  # otherwise no bar was started
-            bar.stop()
-
     options.going = command
-    stored = _in_a_thread(options, lambda: work(on_start=on_start, observe=observe), stop, end)
+    stored = _in_a_thread(options, lambda: work(on_start=on_start, observe=observe), stop, shown.close)
     options.going = None
     if not started:
         return stored, None
@@ -102,10 +96,9 @@ def completed(
 def _in_a_thread(
     options: argparse.Namespace, work: Callable[[], RunDirectory], stop: threading.Event, end: Callable[[], None]
 ) -> RunDirectory:
-    """Do some work in a thread of its own, which ends soon after `stop`; then `end` takes the bar away.
+    """Do some work in a thread of its own, which ends soon after `stop`; then call `end`.
 
-    The main thread receives Ctrl-C and SIGTERM even while the compiler or a long round is at work. It then ends the
-    process at once; only the current round is lost.
+    So Ctrl-C and SIGTERM end the process even while the compiler or a long round is at work.
     """
     ended = threading.Event()
     done: list[RunDirectory] = []
@@ -180,25 +173,16 @@ def executed(
     return completed(options, work, command=command)
 
 
-def tell(line: str) -> None:
-    """Print a line about progress on standard error."""
-    print(f"folb: {one_line(line)}", file=sys.stderr, flush=True)
-
-
 def same_command() -> str:
     """This command without --again: it then resumes what it did."""
     return shlex.join(["folb", *(word for word in sys.argv[1:] if word != "--again")])
-
-
-AGAIN = 0.02  # seconds
 
 
 @contextlib.contextmanager
 def interruptible() -> Iterator[None]:
     """Let Ctrl-C end the process while jax is imported: its compiled parts lose an exception, or crash.
 
-    During garbage collection Python calls a function of jax, and functions of weak references, and drops exceptions
-    that are raised there. So Ctrl-C is then sent again a moment later.
+    Python drops exceptions that are raised during garbage collection, so Ctrl-C is then sent again a moment later.
     """
     collecting = False
 
@@ -208,7 +192,7 @@ def interruptible() -> Iterator[None]:
 
     def interrupt(number: int, frame: Any) -> None:
         if collecting or any(one.f_code.co_name == "_xla_gc_callback" for one, _ in traceback.walk_stack(frame)):
-            threading.Timer(AGAIN, _thread.interrupt_main).start()
+            threading.Timer(0.02, _thread.interrupt_main).start()
             return
         if getattr(getattr(sys.modules.get("jax"), "__spec__", None), "_initializing", False):
             interrupted(number, frame)

@@ -6,6 +6,7 @@ import argparse
 import json
 import sys
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -103,8 +104,7 @@ def _progress(stored: RunDirectory) -> tuple[int, int, float | None]:
     """Of all runs together: the rounds done, the number of rounds, and the best test accuracy or error so far."""
     from folb.store.round_lines import judged
 
-    lines, _ = stored.rounds()
-    measure = stored.measure
+    lines, measure = stored.rounds()[0], stored.measure
     values = [value for line in lines if (value := judged(line, measure.name)) is not None]
     best = (min if measure.lower else max)(values, default=None)
     return len(lines), len(stored.environment["runs"]) * stored.experiment["rounds"], best
@@ -218,9 +218,7 @@ def _report(options: argparse.Namespace) -> None:
 def _watch(options: argparse.Namespace) -> None:
     from folb.report import live
 
-    def announce(line: str) -> None:
-        print(line, flush=True)  # the reader of a pipe waits for the address
-
+    announce = partial(print, flush=True)  # the reader of a pipe waits for the address
     live.serve(options.run, live.PORT if options.port is None else options.port, announce=announce)
 
 

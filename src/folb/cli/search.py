@@ -31,14 +31,10 @@ def add(commands: Any, whole: bool) -> None:
     common.add_box(tune)
     tune.add_argument("--points", type=int, metavar="N", help="how many points to draw from the box (12)")
     tune.add_argument("--box-seed", type=int, metavar="S", help="the seed of this draw (0)")
-    tune.add_argument(
-        "--by",
-        choices=("first", "sustained", "seconds", "bytes"),
-        default="first",
-        metavar="WORD",
-        help="rank by the first round at the target (first), the first round from which five evaluations have a mean "
-        "of it (sustained), the seconds or the bytes until the target",
-    )
+    ranks = ("first", "sustained", "seconds", "bytes")
+    rounds = "the first round at the target (first), the first round from which five evaluations have a mean of it"
+    says = f"rank by {rounds} (sustained), the seconds or the bytes until the target"
+    tune.add_argument("--by", choices=ranks, default="first", metavar="WORD", help=says)
     tune.add_argument("--report-seeds", metavar="N", help="of the winner: how many seeds after the others, or a list")
     common.add_running(tune, "--algorithm NAME DATASET")
     tune.epilog = f"""Every setting of the algorithm is an option, too, which takes the values to try:
@@ -57,14 +53,8 @@ def _tune(options: argparse.Namespace) -> None:
 
     named = [f"{name}={value}" for name in tune.sweepable() if (value := getattr(options, f"sweep_{name}")) is not None]
     settings = common.settings([*options.set, *named])
-    experiment = common.experiment(
-        options,
-        algorithms=[options.algorithm],
-        set=settings,
-        box=common.settings(options.box, "box"),
-        points=options.points,
-        box_seed=options.box_seed,
-    )
+    box = {"box": common.settings(options.box, "box"), "points": options.points, "box_seed": options.box_seed}
+    experiment = common.experiment(options, algorithms=[options.algorithm], set=settings, **box)
     wanted = None if options.report_seeds is None else common.seeds(options.report_seeds, "report_seeds")
     seeds = tune.other_seeds(experiment.seeds, wanted)
     common.use_compilation_cache()

@@ -27,15 +27,13 @@ if TYPE_CHECKING:  # these need jax
 
 
 class Output(Console):
-    """Standard output. Its reader may go away, as `head` does."""
+    """Standard output. Its reader may go away, as `head` does: `main` knows that it is not an error."""
 
     def on_broken_pipe(self) -> None:
-        """Tell `main`, which knows that it is not an error; rich would exit with 1."""
-        raise BrokenPipeError
+        raise BrokenPipeError  # rich would exit with 1
 
 
 def console() -> Console:
-    """Standard output as it is now."""
     return Output(width=None if sys.stdout.isatty() else 160)
 
 
@@ -44,11 +42,7 @@ def show(table: Table) -> None:
 
 
 def show_in_parts(table: Table, keys: int = 1) -> None:
-    """Print a table that may be wider than the terminal.
-
-    Then columns with the same value in every row go into a line below it, and what still does not fit is shown in
-    parts, each with the first `keys` columns.
-    """
+    """Print a table that may be wider than the terminal: as `varying` has it, and `in_parts`."""
     out = console()
     table, same = varying(table, out.width, keys)
     for n, part in enumerate(in_parts(table, out.width, keys)):
@@ -62,9 +56,7 @@ RESULTS = {f"final {known.short}" for known in KNOWN.values()}  # they stay, tho
 
 
 def varying(table: Table, room: int, keys: int = 1) -> tuple[Table, list[str]]:
-    """The table if it fits into `room` characters, otherwise without the columns that are the same in every row; and
-    these columns in words. The result of a run always stays.
-    """
+    """The table, without the columns that are the same in every row if it is wider than `room`; and these in words."""
     constant = [
         i
         for i, column in enumerate(table.columns)
@@ -77,9 +69,7 @@ def varying(table: Table, room: int, keys: int = 1) -> tuple[Table, list[str]]:
 
 
 def in_parts(table: Table, room: int, keys: int = 1) -> Iterator[Table]:
-    """The table if it fits into `room` characters. Otherwise its headings are broken into lines, and if it still does
-    not fit, it is cut into several tables, each with the first `keys` columns.
-    """
+    """The table or, if it is wider than `room`, parts with broken headings, each with the first `keys` columns."""
     if _fits(table, room):
         yield table
         return
@@ -104,11 +94,11 @@ def _heading(column: Column) -> str:
 def _part(table: Table, shown: Sequence[int], widths: Sequence[int] | None = None) -> Table:
     """Some columns of a table; with `widths`, headings are broken into lines of that many characters."""
     cut = Table(box=None, pad_edge=False, header_style="bold")
-    columns = [table.columns[i] for i in shown]
-    for i, column in zip(shown, columns, strict=True):
+    for i in shown:
+        column = table.columns[i]
         heading = str(column.header) if widths is None else textwrap.fill(_heading(column), widths[i])
         cut.add_column(heading, justify=column.justify, overflow="fold")
-    for row in zip(*(column.cells for column in columns), strict=True):
+    for row in zip(*(table.columns[i].cells for i in shown), strict=True):
         cut.add_row(*row)
     return cut
 
@@ -119,14 +109,9 @@ def _longest(texts: Iterable[str]) -> int:
 
 def indented(text: str, first: str, others: str | None = None) -> str:
     """Text in lines that fit standard output: the first begins with `first`, the others with `others`."""
-    return textwrap.fill(
-        text,
-        console().width,
-        initial_indent=first,
-        subsequent_indent=first if others is None else others,
-        break_long_words=False,
-        break_on_hyphens=False,
-    )
+    others = first if others is None else others
+    wrapper = textwrap.TextWrapper(console().width, first, others, break_long_words=False, break_on_hyphens=False)
+    return wrapper.fill(text)
 
 
 def say(text: str) -> None:
@@ -152,11 +137,10 @@ def summary(planned: Plan) -> str:
     for algorithm, rounds in zip(planned.algorithms, planned.rounds, strict=True):
         if (privacy := algorithm.privacy) is not None:  # what it promises
             epsilon = privacy.rounds(federation.N).epsilon(rounds, privacy.delta)
-            early = rounds < experiment.rounds
             lines.append(
                 f"private ({privacy.name}, {privacy.scheme} draws), noise {privacy.noise:g}: epsilon {epsilon:.3g} "
                 f"after {rounds} round{'s' * (rounds != 1)}, with delta {privacy.delta:g}"
-                + (f", and one more round would exceed {privacy.epsilon:g}" if early else "")
+                + (f", and one more round would exceed {privacy.epsilon:g}" if rounds < experiment.rounds else "")
                 + (f"; {results_of.SECRET}" if not privacy.replay else "")
             )
     if planned.sampling:
@@ -166,9 +150,8 @@ def summary(planned: Plan) -> str:
 
 def plain(*headings: str, left: Iterable[str], rows: Iterable[Iterable[str]] = ()) -> Table:
     """A table without lines. All columns hold numbers, except those in `left`."""
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    for heading in headings:
-        table.add_column(heading, justify="left" if heading in left else "right")
+    columns = (Column(heading, justify="left" if heading in left else "right") for heading in headings)
+    table = Table(*columns, box=None, pad_edge=False, header_style="bold")
     for row in rows:
         table.add_row(*map(escape, row))
     return table
@@ -184,7 +167,6 @@ def points(points: Sequence[Point], target: float) -> Table:
     """The points of a line search, by rank."""
     known = measure(points[0].judged_by)
     goal = known.goal(target)
-    measured = (f"rounds to {goal}", "held from", f"MB to {goal}", f"s to {goal}")
     rows = []
     for point in points:
         megabytes = [None if sent is None else sent / 1e6 for sent in point.sent]
@@ -197,8 +179,8 @@ def points(points: Sequence[Point], target: float) -> Table:
         )
         cells = ("diverged", *[""] * (len(numbers) - 1)) if point.diverged else numbers
         rows.append((str(point.rank), point.label, *cells))
-    headings = ("rank", "algorithm", *measured, "final training loss", f"final {known.short}")
-    return plain(*headings, left=["algorithm"], rows=rows)
+    measured = (f"rounds to {goal}", "held from", f"MB to {goal}", f"s to {goal}", "final training loss")
+    return plain("rank", "algorithm", *measured, f"final {known.short}", left=["algorithm"], rows=rows)
 
 
 def outcomes(outcomes: Sequence[Outcome]) -> Iterator[tuple[str, Table]]:
@@ -214,7 +196,6 @@ def outcomes(outcomes: Sequence[Outcome]) -> Iterator[tuple[str, Table]]:
 
 
 def _by_attack(those: Mapping[tuple[str, str], Outcome], number: Callable[[Outcome], float]) -> Table:
-    """A line for each rule, a column for each attack."""
     attacks = list(dict.fromkeys(attack for _, attack in those))
     rows = []
     for rule in dict.fromkeys(rule for rule, _ in those):
@@ -227,10 +208,7 @@ BESIDE = 30  # characters for the last column: with fewer it goes below the othe
 
 
 def show_rows(rows: Sequence[Sequence[str]], right: Sequence[int] = (), headed: bool = False) -> None:
-    """Print rows of text, the first cell of each uncut; what does not fit stands below it. `right` are numbers.
-
-    With `headed` the first row is a heading.
-    """
+    """Print rows of text, the first cell of each uncut; what does not fit stands below it. `right` are numbers."""
     out = console()
     lines = [[one_line(cell) for cell in row] for row in rows]
     widths = _widths(lines)
@@ -257,7 +235,6 @@ def fit(rows: Sequence[Sequence[str]]) -> bool:
 
 
 def _widths(lines: Sequence[Sequence[str]]) -> list[int]:
-    """The widths of all columns but the last."""
     return [_longest(cells) for cells in zip(*lines, strict=True)][:-1]
 
 

@@ -31,7 +31,7 @@ from folb.errors import InputError
 from folb.measures import Metric
 from folb.models import Model
 from folb.models.model import operations
-from folb.pace import Lines, clock, to_stderr
+from folb.pace import Lines, clock, tell
 from folb.results.run import Run
 from folb.simulation import parallel
 from folb.simulation.evaluate import evaluate
@@ -108,9 +108,9 @@ def simulate(
     observers = [run_by_run(observe)] if callable(observe) else []
     if observe == "progress":
         total = sum(job.rounds for batch in ready.batches for job in batch)
-        lines = Lines(total, to_stderr, costs=ready.costs)
+        lines = Lines(total, tell, costs=ready.costs)
         if look := ready.first_look():
-            to_stderr(look)
+            tell(look)
         observers.append(run_by_run(lambda i, first, part: lines.advance(len(part.seconds), i)))
     return ready.run(observers, checkpoints)
 

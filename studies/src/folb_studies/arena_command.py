@@ -41,8 +41,8 @@ def add(commands: Any) -> None:
 
 def _arena(options: argparse.Namespace) -> None:
     from folb.cli import tables
-    from folb.cli.running import tell
     from folb.experiments.box import POINTS
+    from folb.pace import tell
     from folb_studies import arena
     from folb_studies.arena import arena_pages, entries, standings
     from folb_studies.arena.standings import Standings

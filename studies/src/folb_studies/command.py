@@ -10,8 +10,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from folb.cli import options as common
-from folb.cli.running import completed, same_command, tell
+from folb.cli.running import completed, same_command
 from folb.errors import InputError, choose
+from folb.pace import tell
 from folb_studies.results import FILE, Results
 
 if TYPE_CHECKING:  # these need jax

@@ -30,7 +30,7 @@ def add(commands: Any) -> None:
 
 def _defend(options: argparse.Namespace) -> None:
     from folb.cli import tables
-    from folb.cli.running import tell
+    from folb.pace import tell
     from folb_studies import defence
     from folb_studies.arena.entries import chosen
     from folb_studies.defence import defence_pages, losses, opponents

@@ -38,7 +38,7 @@ def add(commands: Any) -> None:
 
 def _reproduce(options: argparse.Namespace) -> None:
     from folb.cli import tables
-    from folb.cli.running import tell
+    from folb.pace import tell
     from folb_studies import paper
     from folb_studies.paper import figure_files
 
