@@ -51,8 +51,7 @@ def table(
 ) -> tuple[list[str], list[list[str]]]:
     """The headings of the table of results, and a row for each algorithm; `clock` is the heading for seconds.
 
-    Some columns are left out if they are zero everywhere. If a run has fewer than `rounds`, each row says how many
-    rounds it is about. The metrics of the runs are those of the last evaluated round.
+    Some columns are left out if they are zero everywhere. If a run has fewer than `rounds`, each row says how many.
     """
     known = judged(runs)
     goal, drops = known.goal(target), known.worsened
@@ -155,10 +154,7 @@ def ranged(reached: Sequence[float | None]) -> str:
 
 
 def told_apart(runs: Sequence[Run], target: float) -> str:
-    """Which algorithms need the fewest rounds, and which others the seeds cannot tell from them; or why none is known.
-
-    It is empty if there is only one algorithm, which reaches the target.
-    """
+    """Which algorithms need the fewest rounds, and which the seeds cannot tell from them; or why none is known."""
     groups, known = labelled(runs), judged(runs)
     counts = {label: [run.rounds_to(target) for run in group] for label, group in groups.items()}
     seeds = min(map(len, groups.values()))
@@ -169,9 +165,8 @@ def told_apart(runs: Sequence[Run], target: float) -> str:
         none = f"No algorithm reaches {known.goal(target)} with most of its seeds."
         if all(run.diverged_at_once for run in runs):
             spent = " Epsilon was spent for nothing." if any(run.epsilon is not None for run in runs) else ""
-            look = "a far too large step size (--set local.lr=...), a value in the data that is not finite"
-            look += ", or code of your own"
-            return f"{none} After the first round no model is finite. Look for {look}.{spent}"
+            look = "a far too large step size (--set local.lr=...), a value in the data that is not finite, or code of"
+            return f"{none} After the first round no model is finite. Look for {look} your own.{spent}"
         if all(run.diverged for run in runs):
             return f"{none} All runs diverged: a smaller step size (--set local.lr=...) may help."
         if not bests:

@@ -172,11 +172,21 @@ class RunDirectory:
 
     def rounds(self, offset: int = 0, size: int = -1) -> tuple[list[dict[str, Any]], int]:
         """The whole lines within `size` bytes from an offset on, but at least one, and the offset after them."""
-        return _rounds(self, offset, size) if offset or size >= 0 else self._all_rounds
+        return self._read(offset, size) if offset or size >= 0 else self._all_rounds
 
     @cached_property
     def _all_rounds(self) -> tuple[list[dict[str, Any]], int]:
-        return _rounds(self, 0, -1)
+        return self._read(0, -1)
+
+    def _read(self, offset: int, size: int) -> tuple[list[dict[str, Any]], int]:
+        content = self.recorded(offset, size)
+        if len(content) == size and b"\n" not in content:
+            return self._read(offset, 2 * size)
+        content = content[: content.rfind(b"\n") + 1]
+        lines = [parsed(raw, len(self.environment["runs"])) for raw in content.splitlines()]
+        if damaged := lines.count(None):
+            log.warning("%s: left out %d damaged line%s", self.path / ROUNDS, damaged, "s" * (damaged > 1))
+        return [line for line in lines if line is not None], offset + len(content)
 
     def recorded(self, offset: int = 0, size: int = -1) -> bytes:
         """`size` bytes of rounds.jsonl from an offset on; by default all. Beyond its end there are none."""
@@ -207,17 +217,6 @@ class RunDirectory:
         """The runs that have an evaluated round, labelled as in the whole experiment: their own labels could differ."""
         labels = [about["algorithm"] for about in self.environment["runs"]]
         return summary.begun(self.runs() if runs is None else runs, labels)
-
-
-def _rounds(stored: RunDirectory, offset: int, size: int) -> tuple[list[dict[str, Any]], int]:
-    content = stored.recorded(offset, size)
-    if len(content) == size and b"\n" not in content:
-        return _rounds(stored, offset, 2 * size)
-    content = content[: content.rfind(b"\n") + 1]
-    lines = [parsed(raw, len(stored.environment["runs"])) for raw in content.splitlines()]
-    if damaged := lines.count(None):
-        log.warning("%s: left out %d damaged line%s", stored.path / ROUNDS, damaged, "s" * (damaged > 1))
-    return [line for line in lines if line is not None], offset + len(content)
 
 
 JUDGED = Kind(lambda value: value == ACCURACY or is_measure(value), "should be a metric")
@@ -263,13 +262,7 @@ PARTS = (*DIRECTORIES, *FILES)  # the environment is the last
 
 
 def clear(path: Path) -> None:
-    """Remove only what folb wrote into the directory."""
-    shutil.rmtree(path / REPLACED, ignore_errors=True)
-    _clear(path)
-
-
-def _clear(path: Path) -> None:
-    """Remove the run itself. The environment goes last: it marks the directory as a run."""
+    """Remove the run, and nothing else. The environment goes last: it marks the directory as a run."""
     for directory in DIRECTORIES:
         shutil.rmtree(path / directory, ignore_errors=True)
     for name in FILES:
@@ -287,7 +280,7 @@ def set_aside(path: Path) -> None:
         (path / REPLACED).mkdir()
         # the environment first: if this process is killed, a directory without one says that the run is set aside
         _move(path, path / REPLACED, PARTS[::-1])
-    _clear(path)
+    clear(path)
 
 
 def is_recorded(path: Path) -> bool:
@@ -303,7 +296,7 @@ def put_back(path: Path) -> bool:
     if (path / ENVIRONMENT).exists():  # the new run's; without it, what is left here are parts of the old one
         if is_recorded(path):
             return False
-        _clear(path)
+        clear(path)
     _bring_back(path)
     return True
 
@@ -351,6 +344,7 @@ def remove(path: Path) -> None:
     if path.is_symlink():
         raise InputError("run", str(path), "is a link; remove what it points to")
     with claimed(path):
+        shutil.rmtree(path / REPLACED, ignore_errors=True)
         clear(path)
     with contextlib.suppress(OSError):
         path.rmdir()
