@@ -38,11 +38,6 @@ def _is_trouble(value: Any) -> bool:  # devices and reasons
     return pairs and all(optional(COUNT).holds(device) and TEXT.holds(reason) for device, reason in value)
 
 
-def _is_measured(value: Any) -> bool:  # metrics and their values
-    named = isinstance(value, dict) and all(map(PLAIN.fullmatch, value))
-    return named and all(map(FINITE.holds, value.values()))
-
-
 # what every line has, and checks of it
 ALWAYS = {
     **dict.fromkeys(("run", "lost"), COUNT.holds),
@@ -55,7 +50,9 @@ ALWAYS = {
 SOMETIMES: dict[str, Callable[[Any], bool]] = {
     "test_accuracy": optional(number(-1e30, 1e30)).holds,
     "train_loss": FINITE.holds,
-    "metrics": _is_measured,
+    "metrics": lambda value: (
+        isinstance(value, dict) and all(map(PLAIN.fullmatch, value)) and all(map(FINITE.holds, value.values()))
+    ),
     **dict.fromkeys(("devices", "times", *AMONG_DEVICES), many(COUNT).holds),
     **dict.fromkeys(("weights", "gamma", "own"), many(FINITE).holds),
     "attack": lambda value: many(FINITE).holds(value) and len(value) == 3,
