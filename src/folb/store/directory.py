@@ -172,21 +172,11 @@ class RunDirectory:
 
     def rounds(self, offset: int = 0, size: int = -1) -> tuple[list[dict[str, Any]], int]:
         """The whole lines within `size` bytes from an offset on, but at least one, and the offset after them."""
-        return self._read(offset, size) if offset or size >= 0 else self._all_rounds
+        return _rounds(self, offset, size) if offset or size >= 0 else self._all_rounds
 
     @cached_property
     def _all_rounds(self) -> tuple[list[dict[str, Any]], int]:
-        return self._read(0, -1)
-
-    def _read(self, offset: int, size: int) -> tuple[list[dict[str, Any]], int]:
-        content = self.recorded(offset, size)
-        if len(content) == size and b"\n" not in content:
-            return self._read(offset, 2 * size)
-        content = content[: content.rfind(b"\n") + 1]
-        lines = [parsed(raw, len(self.environment["runs"])) for raw in content.splitlines()]
-        if damaged := lines.count(None):
-            log.warning("%s: left out %d damaged line%s", self.path / ROUNDS, damaged, "s" * (damaged > 1))
-        return [line for line in lines if line is not None], offset + len(content)
+        return _rounds(self, 0, -1)
 
     def recorded(self, offset: int = 0, size: int = -1) -> bytes:
         """`size` bytes of rounds.jsonl from an offset on; by default all. Beyond its end there are none."""
@@ -217,6 +207,17 @@ class RunDirectory:
         """The runs that have an evaluated round, labelled as in the whole experiment: their own labels could differ."""
         labels = [about["algorithm"] for about in self.environment["runs"]]
         return summary.begun(self.runs() if runs is None else runs, labels)
+
+
+def _rounds(stored: RunDirectory, offset: int, size: int) -> tuple[list[dict[str, Any]], int]:
+    content = stored.recorded(offset, size)
+    if len(content) == size and b"\n" not in content:
+        return _rounds(stored, offset, 2 * size)
+    content = content[: content.rfind(b"\n") + 1]
+    lines = [parsed(raw, len(stored.environment["runs"])) for raw in content.splitlines()]
+    if damaged := lines.count(None):
+        log.warning("%s: left out %d damaged line%s", stored.path / ROUNDS, damaged, "s" * (damaged > 1))
+    return [line for line in lines if line is not None], offset + len(content)
 
 
 JUDGED = Kind(lambda value: value == ACCURACY or is_measure(value), "should be a metric")
