@@ -39,8 +39,7 @@ def to_csv(stored: RunDirectory) -> bytes:
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow(names)
-    for row in rows:
-        writer.writerow([" ".join(map(str, value)) if isinstance(value, list) else value for value in row])
+    writer.writerows([" ".join(map(str, v)) if isinstance(v, list) else v for v in row] for row in rows)
     return text.getvalue().encode()
 
 

@@ -195,11 +195,10 @@ def draw(
         line = looks[label].line
         if np.any(curve.low < curve.high):
             axes.fill_between(curve.rounds, curve.low, curve.high, color=line["color"], alpha=0.12, linewidth=0)
-        middle = curve.middle
         if tangled:
             pale = {"alpha": 0.3, "linewidth": 0.6, "zorder": 1.5}  # behind all means
-            axes.plot(curve.rounds, middle, color=line["color"], **pale)
-            middle = running_mean(middle)
+            axes.plot(curve.rounds, curve.middle, color=line["color"], **pale)
+        middle = running_mean(curve.middle) if tangled else curve.middle
         axes.plot(curve.rounds, middle, label=label, linewidth=thick, **line)
     if log and any(np.any(curve.middle > 0) for curve in curves.values()):  # false if all are NaN
         axes.set_yscale("log")
@@ -247,8 +246,7 @@ def legend_rows(labels: Mapping[str, Any], width: float) -> tuple[int, int]:
 
 def legend(figure: Any, panels: Iterable[Any], width: float, place: str = "outside lower center") -> None:
     """One legend for all panels, below them, with each label once."""
-    found = (pair for axes in panels for pair in zip(*axes.get_legend_handles_labels(), strict=True))
-    lines = {label: line for line, label in found}
+    lines = {label: line for axes in panels for line, label in zip(*axes.get_legend_handles_labels(), strict=True)}
     options = {"frameon": False, "fontsize": "small", "handlelength": 3}
     shown = figure.legend(lines.values(), lines.keys(), loc=place, ncols=legend_rows(lines, width)[1], **options)
     for text in shown.get_texts():

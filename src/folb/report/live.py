@@ -16,6 +16,7 @@ import sys
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import fields, replace
+from functools import cache
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -61,7 +62,7 @@ class Server(ThreadingHTTPServer):
 
     def __init__(self, only: Path | None, port: int) -> None:
         self.only = only
-        self.followed: dict[Path, Following] = {}
+        self.following = cache(Following)  # one for each path
         super().__init__((ADDRESS, port), Handler)
         self.hosts = {f"{host}:{self.server_port}" for host in (ADDRESS, "localhost", "[::1]")}
 
@@ -71,9 +72,6 @@ class Server(ThreadingHTTPServer):
             paths = directory.listed() if self.only is None else [self.only]
             return {Path(os.path.realpath(path)).name: path for path in paths}
         return {}
-
-    def following(self, path: Path) -> Following:
-        return self.followed.setdefault(path, Following(path))
 
     def entries(self, runs: dict[str, Path]) -> list[dict[str, str]]:
         """What the list shows of each run. A run that cannot be read does not hide the others."""
@@ -158,9 +156,8 @@ def _entry(name: str, path: Path, following: Following) -> dict[str, str]:
         about = described(stored)
         if about["state"] == "running":  # the rounds of all other runs together may be too much to read
             entry["progress"] = following.progress(stored)
-        entry |= {key: about[key] for key in ("title", "state", "differs")}
-        started, tags = f"{stored.started[:16]} UTC", ", ".join(stored.tags)
-        entry |= {"started": started, "called": stored.given_name, "tags": tags}
+        entry |= {key: about[key] for key in ("title", "state", "differs")} | {"started": f"{stored.started[:16]} UTC"}
+        entry |= {"called": stored.given_name, "tags": ", ".join(stored.tags)}
     return entry
 
 

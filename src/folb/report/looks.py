@@ -58,17 +58,13 @@ def looks(labels: Iterable[str]) -> dict[str, Look]:
     names = {label: label.partition(" ")[0] for label in labels}
     first = {name: label for label, name in reversed(names.items())}
     chosen: dict[str, Look] = {}
+    turns = range(len(DASHES) * len(SHADES))
     # folb's own algorithms always keep their look; the first label of another one only gives way to these
     for label in sorted(names, key=lambda label: (first[names[label]] != label, names[label] not in ALGORITHMS)):
-        chosen[label] = _free(_own(names[label]), set(chosen.values()))
+        own, taken = _own(names[label]), set(chosen.values())
+        others = (Look(own.colour, (own.dash + turn) % len(DASHES), turn % len(SHADES)) for turn in turns)
+        chosen[label] = next((look for look in others if look not in taken), own)
     return {label: chosen[label] for label in names}
-
-
-def _free(own: Look, taken: set[Look]) -> Look:
-    """The look itself, or the next in its colour that is not taken; itself if all are."""
-    turns = range(len(DASHES) * len(SHADES))
-    others = (Look(own.colour, (own.dash + turn) % len(DASHES), turn % len(SHADES)) for turn in turns)
-    return next((look for look in others if look not in taken), own)
 
 
 def _own(name: str) -> Look:

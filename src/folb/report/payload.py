@@ -36,8 +36,12 @@ def view(stored: Sequence[RunDirectory], holdings: Sequence[dict[str, Any]] | No
         runs.append(one.runs())
         lines, labels = one.rounds()[0], [about["algorithm"] for about in one.environment["runs"]]
         sizes = [sum(len(line.get("devices", ())) for line in own) for own in by_run(lines, len(labels))]
-        chosen = _fitting(sizes, labels, room)
-        room -= sum(sizes[i] for i in chosen)
+        chosen = set()
+        # as long as they fit: the records of the first seed of every algorithm, then of the second seeds, and so on
+        for i in sorted(range(len(sizes)), key=lambda i: labels[:i].count(labels[i])):
+            if 0 < sizes[i] <= room:
+                chosen.add(i)
+                room -= sizes[i]
         experiments.append(
             described(one)
             | {
@@ -52,16 +56,6 @@ def view(stored: Sequence[RunDirectory], holdings: Sequence[dict[str, Any]] | No
         return {"title": experiments[0]["title"], "experiments": experiments}
     title = f"{len(experiments)} experiments"
     return {"title": title, "experiments": experiments, "together": together(stored, runs)}
-
-
-def _fitting(sizes: Sequence[int], labels: Sequence[str], room: int) -> set[int]:
-    """The runs whose records fit: the first seed of every algorithm, then the second seeds, and so on."""
-    chosen = set()
-    for i in sorted(range(len(sizes)), key=lambda i: labels[:i].count(labels[i])):
-        if 0 < sizes[i] <= room:
-            chosen.add(i)
-            room -= sizes[i]
-    return chosen
 
 
 def columns(stored: RunDirectory, lines: Iterable[dict[str, Any]], recorded: Container[int]) -> list[dict[str, Any]]:

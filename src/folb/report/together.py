@@ -36,16 +36,14 @@ def together(stored: Sequence[RunDirectory], runs: Sequence[Sequence[Run]]) -> d
 def labels(stored: Sequence[RunDirectory]) -> list[list[str]]:
     """For each run of each directory, its algorithm and what distinguishes it from the others.
 
-    These are settings of the algorithm, then choices of the whole experiment. If a run of another directory has the
-    same ones, the directory's name is added, with a number if several have that name.
+    These are its settings, choices of the whole experiment and, if still needed, the directory's name with a number.
     """
     entries = [one.environment["runs"] for one in stored]
     flat = iter(summary.labels([(entry["name"], entry["parameters"]) for own in entries for entry in own]))
     labels = [[next(flat) for _ in own] for own in entries]
-    for own, names in zip(entries, labels, strict=True):
+    for own, names, words in zip(entries, labels, _apart(stored), strict=True):
         if len(set(names)) != len({entry["algorithm"] for entry in own}):  # a label that settings do not explain
             names[:] = [entry["algorithm"] for entry in own]
-    for names, words in zip(labels, _apart(stored), strict=True):
         names[:] = [" ".join([name, *words]) for name in names]
     shared = Counter(chain(*map(set, labels)))
     directories = [one.name for one in stored]

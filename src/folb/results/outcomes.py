@@ -29,12 +29,10 @@ class Outcome:
 
 def outcomes(runs: Sequence[Run]) -> list[Outcome]:
     """An outcome for each rule, attack and share of liars, in the order of the runs."""
-
-    def without(run: Run) -> dict[str, Any]:
-        return {name: value for name, value in run.parameters.items() if name not in OF_ATTACKS}
-
+    rules = [{name: value for name, value in run.parameters.items() if name not in OF_ATTACKS} for run in runs]
+    names = labels([(run.algorithm, own) for run, own in zip(runs, rules, strict=True)])
     groups: dict[tuple[str, str, float], list[Run]] = {}
-    for label, run in zip(labels([(run.algorithm, without(run)) for run in runs]), runs, strict=True):
+    for label, run in zip(names, runs, strict=True):
         share = run.parameters["attack.share"]
         key = (label, str(run.parameters["attack"]), 0.2 if share is None else float(share))
         groups.setdefault(key, []).append(run)
@@ -53,6 +51,5 @@ def outcomes(runs: Sequence[Run]) -> list[Outcome]:
 
 def plain(outcome: Outcome) -> dict[str, Any]:
     """An outcome as JSON can hold it."""
-    shares = ("share", "worst", "backdoor")
-    values = dict(zip(shares, finite([getattr(outcome, name) for name in shares]), strict=True))
-    return asdict(outcome) | {"accuracy": finite(outcome.accuracy)} | values
+    shares = {name: finite([getattr(outcome, name)])[0] for name in ("share", "worst", "backdoor")}
+    return asdict(outcome) | {"accuracy": finite(outcome.accuracy)} | shares

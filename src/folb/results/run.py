@@ -64,13 +64,10 @@ class Run:
 
     def rounds_to(self, target: float) -> int | None:
         """The first round whose test accuracy is at least `target`; if lower is better, whose error is at most that."""
-        reached = np.flatnonzero(_reaches(self.judged, target, self.measure.lower))
-        return int(self.evaluated_rounds[reached[0]]) if len(reached) else None
+        return _first(self.evaluated_rounds, self.judged, target, self.measure.lower)
 
     def held_from(self, target: float) -> int | None:
-        """The first evaluated round from which the target is held: the mean over that round and the next four evaluated
-        ones reaches it. None if there is no such round.
-        """
+        """The first evaluated round for which the mean over it and the next four evaluated ones reaches the target."""
         return held_from(self.evaluated_rounds, self.judged, target, self.measure.lower)
 
     def bytes_to(self, target: float) -> int | None:
@@ -113,8 +110,9 @@ class Run:
         return int(np.sum(np.diff(self.judged) < -0.05))
 
 
-def _reaches(values: NDArray, target: Any, lower: bool) -> NDArray:
-    return values <= target if lower else values >= target
+def _first(rounds: NDArray, values: NDArray, target: Any, lower: bool) -> int | None:
+    reached = np.flatnonzero(values <= target if lower else values >= target)
+    return int(rounds[reached[0]]) if len(reached) else None
 
 
 def held_from(rounds: NDArray, values: NDArray, target: float, lower: bool = False) -> int | None:
@@ -123,5 +121,4 @@ def held_from(rounds: NDArray, values: NDArray, target: float, lower: bool = Fal
         return None
     means = np.lib.stride_tricks.sliding_window_view(np.asarray(values, float), HELD).mean(axis=1)
     # in single precision, as accuracies are: five evaluations of exactly the target hold it
-    held = np.flatnonzero(_reaches(means.astype(np.float32), np.float32(target), lower))
-    return int(rounds[held[0]]) if len(held) else None
+    return _first(rounds, means.astype(np.float32), np.float32(target), lower)

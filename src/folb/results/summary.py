@@ -51,27 +51,40 @@ def table(
 ) -> tuple[list[str], list[list[str]]]:
     """The headings of the table of results, and a row for each algorithm; `clock` is the heading for seconds.
 
-    Some columns are left out if they are zero everywhere. If a run has fewer than `rounds`, each row says how many
-    rounds it is about. The metrics of the runs are those of the last evaluated round.
+    Some columns are left out if they are zero everywhere. If a run has fewer than `rounds`, each row says how many.
     """
-    known = judged(runs)
-    goal, drops = known.goal(target), known.worsened
-    others = metrics(runs)
-    headings = ["algorithm", AFTER, f"rounds to {goal}", "held from", f"MB to {goal}", f"s to {goal}"]
-    headings += [f"final {known.short}", "best", *(other.short for other in others)]
-    headings += [EPSILON, "MB up", "MB down", clock, drops, IDLE]
-    rows = [_row(label, group, target, others) for label, group in labelled(runs).items()]
+    known, groups = judged(runs), labelled(runs)
+    goal, each = known.goal(target), groups.values()
+    sent = [[run.bytes_to(target) for run in group] for group in each]
+    drops = [f"{mean(run.drops for run in group):.1f}" for group in each]
+    idle = [f"{mean(int((~run.updated).sum()) for run in group):.0f}" for group in each]
+    columns = [
+        ("algorithm", list(groups)),
+        ("after", [after([len(run.seconds) for run in group]) for group in each]),
+        (f"rounds to {goal}", [ranged([run.rounds_to(target) for run in group]) for group in each]),
+        ("held from", [ranged([run.held_from(target) for run in group]) for group in each]),
+        (f"MB to {goal}", [arrival([None if one is None else one / 1e6 for one in own], ".2f") for own in sent]),
+        (f"s to {goal}", [arrival([run.seconds_to(target) for run in group], ".0f") for group in each]),
+        (f"final {known.short}", [_averaged(known, [run.final for run in group]) + _diverged(group) for group in each]),
+        ("best", [known.text(mean(run.best for run in group)) for group in each]),
+        *((other.short, [_last(other, group) for group in each]) for other in metrics(runs)),
+        ("epsilon", ["–" if g[0].epsilon is None else f"{max(run.epsilon or 0.0 for run in g):.3g}" for g in each]),
+        ("MB up", [f"{mean(run.bytes_up.sum() for run in group) / 1e6:.2f}" for group in each]),
+        ("MB down", [f"{mean(run.bytes_down.sum() for run in group) / 1e6:.2f}" for group in each]),
+        (clock, [f"{mean(float(run.seconds.sum()) for run in group):.0f}" for group in each]),
+        (known.worsened, drops),
+        ("idle rounds", idle),
+    ]
     said = {
-        AFTER: rounds is not None and any(len(run.seconds) < rounds for run in runs),
-        EPSILON: any(run.epsilon is not None for run in runs),
-        drops: any(float(row[-2]) for row in rows),
-        IDLE: any(float(row[-1]) for row in rows),
+        "after": rounds is not None and any(len(run.seconds) < rounds for run in runs),
+        "epsilon": any(run.epsilon is not None for run in runs),
+        known.worsened: any(map(float, drops)),
+        "idle rounds": any(map(float, idle)),
     }
-    columns = [i for i, name in enumerate(headings) if said.get(name, True)]
-    return [headings[i] for i in columns], [[row[i] for i in columns] for row in rows]
+    kept = [(heading, cells) for heading, cells in columns if said.get(heading, True)]
+    return [heading for heading, _ in kept], [list(row) for row in zip(*(cells for _, cells in kept), strict=True)]
 
 
-AFTER, IDLE, EPSILON = "after", "idle rounds", "epsilon"
 SECRET = "draws and noise from the operating system, so the run cannot be replayed"
 
 
@@ -96,28 +109,9 @@ def after(counts: Sequence[int]) -> str:
     return f"{low:,} rounds" if low == high else f"{low:,} to {high:,} rounds"
 
 
-def _row(label: str, group: Sequence[Run], target: float, others: Sequence[Metric]) -> list[str]:
-    known = judged(group)
-    diverged = sum(run.diverged for run in group)
-    sent = [run.bytes_to(target) for run in group]
-    return [
-        label,
-        after([len(run.seconds) for run in group]),
-        ranged([run.rounds_to(target) for run in group]),
-        ranged([run.held_from(target) for run in group]),
-        arrival([None if total is None else total / 1e6 for total in sent], ".2f"),
-        arrival([run.seconds_to(target) for run in group], ".0f"),
-        _averaged(known, [run.final for run in group])
-        + (f" ({diverged} of {len(group)} diverged)" if diverged else ""),
-        known.text(mean(run.best for run in group)),
-        *(_last(other, group) for other in others),
-        "–" if group[0].epsilon is None else f"{max(run.epsilon or 0.0 for run in group):.3g}",
-        f"{mean(run.bytes_up.sum() for run in group) / 1e6:.2f}",
-        f"{mean(run.bytes_down.sum() for run in group) / 1e6:.2f}",
-        f"{mean(float(run.seconds.sum()) for run in group):.0f}",
-        f"{mean(run.drops for run in group):.1f}",
-        f"{mean(int((~run.updated).sum()) for run in group):.0f}",
-    ]
+def _diverged(group: Sequence[Run]) -> str:
+    count = sum(run.diverged for run in group)
+    return f" ({count} of {len(group)} diverged)" if count else ""
 
 
 def _averaged(known: Metric, values: Sequence[float]) -> str:
@@ -155,10 +149,7 @@ def ranged(reached: Sequence[float | None]) -> str:
 
 
 def told_apart(runs: Sequence[Run], target: float) -> str:
-    """Which algorithms need the fewest rounds, and which others the seeds cannot tell from them; or why none is known.
-
-    It is empty if there is only one algorithm, which reaches the target.
-    """
+    """Which algorithms need the fewest rounds, and which the seeds cannot tell from them; or why none is known."""
     groups, known = labelled(runs), judged(runs)
     counts = {label: [run.rounds_to(target) for run in group] for label, group in groups.items()}
     seeds = min(map(len, groups.values()))
@@ -169,9 +160,8 @@ def told_apart(runs: Sequence[Run], target: float) -> str:
         none = f"No algorithm reaches {known.goal(target)} with most of its seeds."
         if all(run.diverged_at_once for run in runs):
             spent = " Epsilon was spent for nothing." if any(run.epsilon is not None for run in runs) else ""
-            look = "a far too large step size (--set local.lr=...), a value in the data that is not finite"
-            look += ", or code of your own"
-            return f"{none} After the first round no model is finite. Look for {look}.{spent}"
+            look = "a far too large step size (--set local.lr=...), a value in the data that is not finite, or code of"
+            return f"{none} After the first round no model is finite. Look for {look} your own.{spent}"
         if all(run.diverged for run in runs):
             return f"{none} All runs diverged: a smaller step size (--set local.lr=...) may help."
         if not bests:

@@ -263,13 +263,7 @@ PARTS = (*DIRECTORIES, *FILES)  # the environment is the last
 
 
 def clear(path: Path) -> None:
-    """Remove only what folb wrote into the directory."""
-    shutil.rmtree(path / REPLACED, ignore_errors=True)
-    _clear(path)
-
-
-def _clear(path: Path) -> None:
-    """Remove the run itself. The environment goes last: it marks the directory as a run."""
+    """Remove the run, and nothing else. The environment goes last: it marks the directory as a run."""
     for directory in DIRECTORIES:
         shutil.rmtree(path / directory, ignore_errors=True)
     for name in FILES:
@@ -287,7 +281,7 @@ def set_aside(path: Path) -> None:
         (path / REPLACED).mkdir()
         # the environment first: if this process is killed, a directory without one says that the run is set aside
         _move(path, path / REPLACED, PARTS[::-1])
-    _clear(path)
+    clear(path)
 
 
 def is_recorded(path: Path) -> bool:
@@ -303,7 +297,7 @@ def put_back(path: Path) -> bool:
     if (path / ENVIRONMENT).exists():  # the new run's; without it, what is left here are parts of the old one
         if is_recorded(path):
             return False
-        _clear(path)
+        clear(path)
     _bring_back(path)
     return True
 
@@ -351,6 +345,7 @@ def remove(path: Path) -> None:
     if path.is_symlink():
         raise InputError("run", str(path), "is a link; remove what it points to")
     with claimed(path):
+        shutil.rmtree(path / REPLACED, ignore_errors=True)
         clear(path)
     with contextlib.suppress(OSError):
         path.rmdir()

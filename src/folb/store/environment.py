@@ -53,13 +53,12 @@ def about_runs(
     algorithms: Sequence[Algorithm], seeds: Sequence[int], judged_by: str = ACCURACY, metrics: Sequence[Metric] = ()
 ) -> list[dict[str, Any]]:
     """What each run is: an algorithm, its settings, a seed, what judges it, and how users' metrics are shown."""
-    users = facts(metrics)
     known = [(algorithm.name, algorithm.settings) for algorithm in algorithms]
-    settings = [summary.plain(own) for _, own in known]
+    shared = {"judged_by": judged_by} | ({"metrics": users} if (users := facts(metrics)) else {})
     return [
-        {"algorithm": label, "name": name, "seed": seed, "parameters": own, "judged_by": judged_by}
-        | ({"metrics": users} if users else {})
-        for label, (name, _), own in zip(summary.labels(known), known, settings, strict=True)
+        {"algorithm": label, "name": name, "seed": seed, "parameters": own} | shared
+        for label, (name, settings) in zip(summary.labels(known), known, strict=True)
+        for own in [summary.plain(settings)]
         for seed in seeds
     ]
 

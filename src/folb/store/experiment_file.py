@@ -58,9 +58,7 @@ NAME = Kind(
     "should be 1 to 100 printable characters, without line breaks and without spaces at its ends",
 )
 TAGS = Kind(
-    lambda value: (
-        isinstance(value, list) and len(value) <= 20 and all(NAME.holds(tag) and "," not in tag for tag in value)
-    ),
+    lambda value: many(NAME).holds(value) and len(value) <= 20 and not any("," in tag for tag in value),
     "should be at most 20 tags with commas between them, each of 1 to 100 printable characters",
 )
 TABLE = Kind(lambda value: isinstance(value, dict), "should be a table")

@@ -70,12 +70,12 @@ def _labelled(runs: Source | Iterable[Source]) -> Iterator[tuple[str | None, str
     for one in given:
         if isinstance(one, Run):
             yield None, next(own), one
-            continue
-        if not isinstance(one, RunDirectory | str | os.PathLike):
+        elif isinstance(one, RunDirectory | str | os.PathLike):
+            stored = read(one)
+            for about, run in zip(stored.environment["runs"], stored.runs(), strict=True):
+                yield stored.name, about["algorithm"], run
+        else:
             raise InputError("runs", one, "should be runs of simulate, run directories, or their names")
-        stored = read(one)
-        for about, run in zip(stored.environment["runs"], stored.runs(), strict=True):
-            yield stored.name, about["algorithm"], run
 
 
 def _columns(name: str | None, label: str, run: Run) -> dict[str, Any]:

@@ -33,16 +33,9 @@ AMONG_DEVICES = ("lost_devices", "rejected_devices")
 PER_DEVICE = ("times", "weights", "gamma", "own")
 
 
-def _is_trouble(value: Any) -> bool:
-    """Whether it is a list of devices and reasons."""
+def _is_trouble(value: Any) -> bool:  # devices and reasons
     pairs = isinstance(value, list) and all(isinstance(pair, list) and len(pair) == 2 for pair in value)
     return pairs and all(optional(COUNT).holds(device) and TEXT.holds(reason) for device, reason in value)
-
-
-def _is_measured(value: Any) -> bool:
-    """Whether these are metrics and their values."""
-    named = isinstance(value, dict) and all(map(PLAIN.fullmatch, value))
-    return named and all(map(FINITE.holds, value.values()))
 
 
 # what every line has, and checks of it
@@ -57,7 +50,9 @@ ALWAYS = {
 SOMETIMES: dict[str, Callable[[Any], bool]] = {
     "test_accuracy": optional(number(-1e30, 1e30)).holds,
     "train_loss": FINITE.holds,
-    "metrics": _is_measured,
+    "metrics": lambda value: (
+        isinstance(value, dict) and all(map(PLAIN.fullmatch, value)) and all(map(FINITE.holds, value.values()))
+    ),
     **dict.fromkeys(("devices", "times", *AMONG_DEVICES), many(COUNT).holds),
     **dict.fromkeys(("weights", "gamma", "own"), many(FINITE).holds),
     "attack": lambda value: many(FINITE).holds(value) and len(value) == 3,
@@ -188,24 +183,20 @@ class Recorder:
         ]
         self.known: list[list[int]] = [[] for _ in runs]  # for each run, a hash of each recorded line
         self.altered = False  # whether a recorded line differs from what the round gave
-        file = path / ROUNDS
+        file, kept = path / ROUNDS, []
         content = regular(file).read_bytes() if file.exists() else b""
-        sound = b"".join(self._sound(content))
-        if sound != content:  # torn or damaged
+        for raw in content.splitlines(keepends=True):
+            line = parsed(raw, len(runs)) if raw.endswith(b"\n") else None
+            if line and line["round"] == len(self.known[line["run"]]) + 1:  # it continues its run
+                self.known[line["run"]].append(hash(raw))
+                kept.append(raw)
+        if (sound := b"".join(kept)) != content:  # torn or damaged
             atomic.replace(file, sound)
         self.handle = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o666)
 
-    def _sound(self, content: bytes) -> Iterator[bytes]:
-        """The lines that continue their run."""
-        for raw in content.splitlines(keepends=True):
-            line = parsed(raw, len(self.known)) if raw.endswith(b"\n") else None
-            if line and line["round"] == len(self.known[line["run"]]) + 1:
-                self.known[line["run"]].append(hash(raw))
-                yield raw
-
     def add(self, first: int, parts: Mapping[int, Run]) -> None:
         """Record the rounds of some runs, which begin with round `first`."""
-        whole = {i: self._lines(i, first, part) for i, part in parts.items()}
+        whole = {i: list(self._lines(i, first, part)) for i, part in parts.items()}
         new = {i: lines[max(0, len(self.known[i]) + 1 - first) :] for i, lines in whole.items()}
         for i, lines in whole.items():
             self.altered |= any(map(operator.ne, self.known[i][first - 1 :], map(hash, lines)))
@@ -213,8 +204,8 @@ class Recorder:
         for i, lines in new.items():
             self.known[i].extend(map(hash, lines))
 
-    def _lines(self, i: int, first: int, part: Run) -> list[bytes]:
-        about, seconds, lines = self.runs[i], _short(part.seconds), []
+    def _lines(self, i: int, first: int, part: Run) -> Iterator[bytes]:
+        about, seconds = self.runs[i], _short(part.seconds)
         curves = {name: _short(getattr(part, name)) for name in self.curves[i]}
         metrics = {name: _short(values) for name, values in part.metrics.items()}
         places = {t: at for at, t in enumerate(part.evaluated_rounds.tolist())}
@@ -242,8 +233,7 @@ class Recorder:
                 line |= {"devices": part.devices[n][chosen].tolist(), "times": part.times[n][chosen].tolist()}
                 line |= {name: _short(values[n][chosen]) for name, values in records.items()}
                 line |= {"lost_devices": part.devices[n][part.lost[n]].tolist(), "rejected_devices": []}
-            lines.append(json.dumps(line, allow_nan=False).encode() + b"\n")
-        return lines
+            yield json.dumps(line, allow_nan=False).encode() + b"\n"
 
     def finish(self, runs: Sequence[Run]) -> None:
         """Rewrite the file if a line was altered after it was recorded."""
@@ -262,8 +252,5 @@ class Recorder:
 
 
 def _short(values: NDArray) -> list[float | None]:
-    """Single precision in the fewest digits that tell it from all others: 0.1, and not 0.10000000149011612.
-
-    A value that is not finite becomes null.
-    """
+    """Single precision in the fewest digits that tell it from all others: 0.1, not 0.10000000149011612; or null."""
     return [float(str(value)) if math.isfinite(value) else None for value in values]

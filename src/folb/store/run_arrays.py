@@ -75,15 +75,14 @@ def load_checkpoint(directory: Path, number: int, mark: str, like: Any) -> tuple
             log.warning("%s is damaged; trying the one before", path)
             continue
         arrays = np.load(io.BytesIO(body), allow_pickle=False)
+        count = len(arrays.files) - 2  # besides mark and t
         if str(arrays["mark"]) != mark:
             others = True
-            continue
-        count = len(arrays.files) - 2  # besides mark and t
-        if count != len(wanted):  # another version of folb saved a different state
+        elif count != len(wanted):  # another version of folb saved a different state
             log.warning("%s has %d arrays, but should have %d; trying the one before", path, count, len(wanted))
-            continue
-        leaves = [_typed(arrays[f"leaf{i}"], leaf) for i, leaf in enumerate(wanted)]
-        return int(arrays["t"]), jax.tree.unflatten(structure, leaves)
+        else:
+            leaves = [_typed(arrays[f"leaf{i}"], leaf) for i, leaf in enumerate(wanted)]
+            return int(arrays["t"]), jax.tree.unflatten(structure, leaves)
     if others:
         why = "because another program wrote it: the code of a part may have changed"
         log.warning("%s: not resumed from, %s", directory, why)
