@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from folb.core.algorithm import SLOTS, USUAL, Algorithm, flattened, hints, raise_unknown
@@ -17,24 +17,18 @@ NAMES: dict[str, tuple[str, ...]] = {  # the parts that an algorithm may have by
 }
 
 
+@dataclass(eq=False, repr=False)
 class Named:
     """An algorithm by its name: what it is made of, and what users may change of that."""
 
-    def __init__(
-        self,
-        made: Algorithm,
-        says: str,
-        only: Mapping[str, Sequence[str]],
-        *,
-        proximal: bool = True,
-        own: bool = False,
-    ) -> None:
-        """`only` has the names that it may have in some slots, besides a user's own; a single one is fixed.
+    made: Algorithm
+    says: str
+    only: Mapping[str, Sequence[str]]  # the names that some slots may have, besides a user's own; a single one is fixed
+    proximal: bool = True  # whether local objectives have the term (3)
+    own: bool = False  # whether it is of a user's file, with every slot
 
-        `proximal`: whether local objectives have the term (3). `own`: whether it is of a user's file, with every slot.
-        """
-        self.made, self.only, self.proximal, self.own = made, only, proximal, own
-        self.name, self.__doc__ = made.name, says
+    def __post_init__(self) -> None:
+        self.name, self.__doc__ = self.made.name, self.says
 
     def __repr__(self) -> str:
         return f"folb.algorithms.{self.name}"

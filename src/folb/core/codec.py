@@ -50,7 +50,6 @@ class Codec(Part):
         return ""
 
     def nbytes(self, d: int) -> int:
-        """The bytes that stand for d numbers."""
         return sum(math.prod(shape) * np.dtype(kind).itemsize for shape, kind in self.shapes(d).values())
 
     def encoded(self, a: Params, words: Any) -> dict[str, Any]:
@@ -204,7 +203,7 @@ DOWN = Slot("compress_down", Codec, (Int8, Int4), "the codec of the model; by de
 
 
 class Compression(NamedTuple):
-    """The codecs of an algorithm, each None if there is none; and whether both sides have error feedback."""
+    """The codecs of an algorithm, and whether both sides have error feedback."""
 
     up: Codec | None = None
     down: Codec | None = None
@@ -214,12 +213,6 @@ class Compression(NamedTuple):
     def remembers(self) -> bool:
         """Whether each device keeps what its codec left out."""
         return self.up is not None and self.feedback
-
-
-def compression(up: Codec | None, down: Codec | None, feedback: bool | None) -> Compression:
-    """Both codecs; by default with error feedback if the first one needs it."""
-    usual = up is not None and up.feedback
-    return Compression(up, down, usual if feedback is None else feedback)
 
 
 def _own(words: Any) -> Any:

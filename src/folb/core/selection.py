@@ -149,7 +149,6 @@ class Selection(Part):
 
     @property
     def enough(self) -> int:
-        """The replies that a round needs."""
         return self.K if self.wanted is None else self.wanted
 
     @property
@@ -216,7 +215,6 @@ def sized(how: Selection, wanted: int, N: float = math.inf, asked_by: str = TIME
 
 
 def drawing(how: Selection, known: Known) -> Draw:
-    """How the devices of a round are drawn."""
     weighed = how.sampling.weigh(known)
     if isinstance(weighed, Draw):
         return weighed
@@ -225,9 +223,8 @@ def drawing(how: Selection, known: Known) -> Draw:
         raise InputError("select: what it returns", type(weighed).__name__, "should be an array of chances, or a Draw")
     who = N if known.candidates is None else len(known.candidates)
     if weighed.shape != (who,):
-        raise InputError(
-            "select: shape", weighed.shape, f"should be ({who},): a chance for each device it is asked about"
-        )
+        expected = f"should be ({who},): a chance for each device it is asked about"
+        raise InputError("select: shape", weighed.shape, expected)
     # a chance that is negative or not finite counts as 0; the largest chance keeps the sum of all finite
     chances = jnp.where(jnp.isfinite(weighed) & (weighed > 0), jnp.minimum(weighed, 1e30), 0.0)
     if known.candidates is None:

@@ -35,7 +35,6 @@ def dot(a: Params, b: Params) -> Array:
 
 
 def norm(a: Params) -> Array:
-    """||a|| over all leaves."""
     return jnp.sqrt(dot(a, a))
 
 
@@ -66,7 +65,6 @@ def scaled(stack: Params, factors: Array) -> Params:
 
 
 def total(stack: Params) -> Params:
-    """sum_k a_k."""
     return jax.tree.map(lambda leaf: jnp.sum(leaf, axis=0), stack)
 
 
