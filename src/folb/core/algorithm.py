@@ -61,7 +61,7 @@ class Others(Part):
     clamp_gamma: bool = setting("keep gamma_k within [0, 1]", FLAG, default=True)
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True)
 class Origin:
     """What an algorithm was made of, before anything followed from it, and its name: for the record, and to change it.
 
@@ -69,16 +69,10 @@ class Origin:
     and FedProx with any mu, share one program.
     """
 
-    name: str
-    parts: Mapping[str, Any]  # by the name of their slot
-    others: Others
-    uploads: Sequence[str | Upload] = ()
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, Origin)
-
-    def __hash__(self) -> int:
-        return 0
+    name: str = of_record(compare=False)
+    parts: Mapping[str, Any] = of_record(compare=False)  # by the name of their slot
+    others: Others = of_record(compare=False)
+    uploads: Sequence[str | Upload] = of_record(default=(), compare=False)
 
     @functools.cached_property
     def settings(self) -> dict[str, Any]:

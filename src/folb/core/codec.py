@@ -2,9 +2,8 @@
 
 int8 and int4 have blocks of 256 numbers. The scale of a block is its largest absolute value. Each number is rounded to
 one of 255 (15) levels from -scale to scale, up or down by chance, so that it is right on average: QSGD (Alistarh et
-al., 2017), with the largest value in place of the norm. sign has one bit for each number, and as scale the mean
-absolute value of the block. top_k sends the largest numbers and their places. random_k sends numbers at random
-places, which follow from random words that both sides have, and are not sent. All of it runs in jax and in NumPy.
+al., 2017), with the largest value in place of the norm. The places of random_k follow from random words that both
+sides have. All of it runs in jax and in NumPy.
 """
 
 from __future__ import annotations

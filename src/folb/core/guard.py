@@ -14,10 +14,6 @@ and raises its own weight. A guarded rule screens the round, applies the rule, a
 7. no weight times the length of its update exceeds m / n, where m is the median length and n the number of devices
    that replied, or K / cap if fewer did: a device with more weight has a shorter update.
 
-These bounds hold for the model's step if nothing after the rule makes it longer, or gives one device more than its
-weight. So the guard takes only a server step whose gain is known and at most 1, a robust centre in which all count
-evenly, and no memory that corrects the step (`check_around`).
-
 K counts all draws of the round, whether a reply came or not: neither a rejected reply nor a lost one raises the bound
 of the others. A device has one bound, however often it was drawn. If fewer than K / cap devices are left, their weights
 add up to less than 1: the step is shorter, and the bound still holds.
@@ -103,7 +99,7 @@ def guard(algorithm: Algorithm, cap: Any = 2.0) -> Algorithm:
 
 
 def check_around(algorithm: Algorithm) -> None:
-    """Raise an `InputError` for a part after which the bound would not hold."""
+    """Raise an `InputError` for a part that makes the step longer, or gives one device more than its weight."""
     if (robust := algorithm.robust) is not None and not robust.even:
         which = f"{robust.name} with buckets" if robust.bucket != 1 else robust.name
         expected = "should be norm_bound or none if guarded: in others a device may have more weight than c/K"
@@ -185,11 +181,7 @@ def _screened_second(second: Gradients, unit: Array) -> Gradients:
 
 
 def water_filled(weights: Array, most: Array, total: Array | float) -> Array:
-    """min(level * weights, most), with the level that makes them add up to `total`.
-
-    What exceeds `most` goes to the other devices in proportion. If even all at `most` add up to less than `total`, all
-    are at `most`.
-    """
+    """min(level * weights, most), with the level that makes them add up to `total`, or `most` if none does."""
     weights = fraction(weights, jnp.max(weights))
     ratio = weights / most
     order = jnp.argsort(-ratio)

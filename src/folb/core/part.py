@@ -233,10 +233,7 @@ class Slot(Generic[P]):
         return made if self.record is None else getattr(made, self.inside)
 
     def changed(self, made: Any, given: Mapping[str, Any]) -> Any:
-        """What is in the slot, with another part ("" in `given`), or with other values of fields; checked.
-
-        None, or "none" as on the command line, is no part.
-        """
+        """What is in the slot, with another part ("" in `given`; None or "none": no part) or other values; checked."""
         values, wanted = {name: value for name, value in given.items() if name}, given.get("", KEEP)
         if isinstance(wanted, str) and wanted == "none" and self.optional and "none" not in self.parts:
             wanted = None

@@ -117,10 +117,7 @@ class Distributed(Privacy):
     by_devices = True
 
     def noise_of(self, noise: Noise, part: str, there: Array) -> Params:
-        """The server adds the shares of the slots whose device did not come: the noise must not show how many came.
-
-        Amplification by sampling holds only while nobody knows that number.
-        """
+        """Amplification holds only while nobody knows how many devices came: so the server adds the others' shares."""
         slots = len(there)
         # whole numbers are subtracted: 1 - K (1/K), as XLA computes 1 - K/K, may be less than 0
         own = jax.tree.map(lambda leaf: leaf * jnp.sqrt((slots - jnp.sum(there)) / slots), noise.server[part])

@@ -304,10 +304,7 @@ def update_of(algorithm: Algorithm, round: Round) -> Update:
 
 
 def shortened(algorithm: Algorithm, round: Round) -> Round:
-    """The round as the server step, the memories and the step size see it: long replies cut, rejected ones left out.
-
-    What the guard or the robust centre rejects or shortens must not change the model in another way.
-    """
+    """What the guard or the robust centre rejects or shortens must not change the model in another way."""
     if algorithm.guard is not None:
         round = algorithm.guard.bounded(round)
     return round if algorithm.robust is None else robust.bounded(round)
