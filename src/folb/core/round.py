@@ -197,11 +197,8 @@ def shifts(algorithm: Algorithm, state: State, own: Any, steps: Any, N: Any) -> 
     return shifts
 
 
-Told = tuple[Params | None, tuple[Params, ...] | None]  # a shift, and what local steps start from; both stacked
-
-
-def told(algorithm: Algorithm, state: State, own: Any, steps: Any, N: Any) -> Told:
-    """What each device is sent besides the model, by its local `steps`."""
+def told(algorithm: Algorithm, state: State, own: Any, steps: Any, N: Any) -> tuple[Params | None, Any]:
+    """What each device is sent besides the model: a shift by its local `steps`, and what these start from; stacked."""
     memory, shift = algorithm.memory, shifts(algorithm, state, own, steps, N)
     if memory is None or not memory.has("begin"):
         return shift, None
