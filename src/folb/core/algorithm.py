@@ -12,13 +12,13 @@ import jax
 
 from folb.core import conflicts, selection
 from folb.core.average import AVERAGES, Average
-from folb.core.codec import DOWN, UP, Compression, compression
+from folb.core.codec import DOWN, UP, Compression
 from folb.core.drift import MEMORIES
 from folb.core.gradient import GRADIENTS, Exact, GradientSource
 from folb.core.guard import GUARDS, Guard
 from folb.core.liars import ATTACKS, Lies
 from folb.core.memory import DeviceMemory, device_memory
-from folb.core.part import FLAG, Part, Range, Slot, described, setting, with_values
+from folb.core.part import FLAG, Part, Range, Slot, described, setting, whole, with_values
 from folb.core.privacy import PRIVACIES, Privacy, finished
 from folb.core.robust import ROBUST, Robust, check_enough
 from folb.core.rules import RULES, Mean, Rule
@@ -40,9 +40,7 @@ SLOTS: dict[str, Slot[Any]] = {
     )
 }
 AT_WORK = Range(
-    lambda M: M == "K" or (isinstance(M, int) and not isinstance(M, bool) and 1 <= M <= 10**5),
-    "should be a whole number from 1 to 100000, or K",
-    number=False,
+    lambda M: M == "K" or whole(1, 10**5).holds(M), "should be a whole number from 1 to 100000, or K", number=False
 )
 
 
@@ -63,7 +61,7 @@ class Others(Part):
     clamp_gamma: bool = setting("keep gamma_k within [0, 1]", FLAG, default=True)
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True)
 class Origin:
     """What an algorithm was made of, before anything followed from it, and its name: for the record, and to change it.
 
@@ -71,16 +69,10 @@ class Origin:
     and FedProx with any mu, share one program.
     """
 
-    name: str
-    parts: Mapping[str, Any]  # by the name of their slot
-    others: Others
-    uploads: Sequence[str | Upload] = ()
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, Origin)
-
-    def __hash__(self) -> int:
-        return 0
+    name: str = of_record(compare=False)
+    parts: Mapping[str, Any] = of_record(compare=False)  # by the name of their slot
+    others: Others = of_record(compare=False)
+    uploads: Sequence[str | Upload] = of_record(default=(), compare=False)
 
     @functools.cached_property
     def settings(self) -> dict[str, Any]:
@@ -193,9 +185,8 @@ class Algorithm:
 
     def __init__(self, **settings: Any) -> None:
         # jax makes one of all its fields, as it would of any dataclass
-        whole = settings.keys() == self.__dataclass_fields__.keys()
-        record = settings if whole else vars(_made(USUAL.changed(settings)))
-        vars(self).update(record)
+        complete = settings.keys() == self.__dataclass_fields__.keys()
+        vars(self).update(settings if complete else vars(_made(USUAL.changed(settings))))
 
     def __repr__(self) -> str:
         given = {key: value for key, value in self.settings.items() if value is not None}
@@ -247,6 +238,8 @@ def _made(origin: Origin) -> Algorithm:
         solver = replace(solver, unit="epoch")
     if memory is not None:
         solver = replace(solver, lr=solver.lr * memory.pace, mu=solver.mu + memory.prox)
+    up, given = parts["compress_up"], others.error_feedback
+    usual = up is not None and up.feedback
     asynchrony, K = None, select.mean or select.enough
     if others.concurrency is not None:
         M = K if others.concurrency == "K" else int(others.concurrency)
@@ -260,7 +253,7 @@ def _made(origin: Origin) -> Algorithm:
             memory=memory,
             asynchrony=asynchrony,
             average=parts["average"] or AVERAGES.parts[parts["server"].average](),
-            compression=compression(parts["compress_up"], parts["compress_down"], others.error_feedback),
+            compression=Compression(up, parts["compress_down"], usual if given is None else given),
             attack=None if parts["attack"] is None else parts["attack"].record,
             clamp_gamma=others.clamp_gamma,
             origin=origin,
@@ -280,11 +273,10 @@ def _uploads(origin: Origin, select: Selection) -> Iterator[Upload]:
     asked = [*(one for one in own if one is not None), *origin.uploads]
     names = {one if isinstance(one, str) else one.name for one in asked if isinstance(one, str | Upload)}
     remembered: list[str] = []
-    for memory in (origin.parts["memory"], select.sampling.keeps):
-        kept = () if memory is None else memory.uploads
-        if isinstance(kept, str) or not isinstance(kept, Sequence):
-            raise InputError("memory: uploads", kept, "should be a list of uploads")
-        remembered += kept
+    for memory in filter(None, (origin.parts["memory"], select.sampling.keeps)):
+        if isinstance(memory.uploads, str) or not isinstance(memory.uploads, Sequence):
+            raise InputError("memory: uploads", memory.uploads, "should be a list of uploads")
+        remembered += memory.uploads
     seen: set[str] = set()
     for one in (*asked, *(one for one in dict.fromkeys(remembered) if one not in names)):
         known = upload(one)
@@ -299,12 +291,6 @@ def _uploads(origin: Origin, select: Selection) -> Iterator[Upload]:
 USUAL = Origin(
     "unnamed",
     dict.fromkeys(SLOTS)
-    | {
-        "select": Selection(Uniform()),
-        "local": Solver(),
-        "rule": Mean(),
-        "gradient": Exact(),
-        "server": Plain(),
-    },
+    | {"select": Selection(Uniform()), "local": Solver(), "rule": Mean(), "gradient": Exact(), "server": Plain()},
     Others(),
 )

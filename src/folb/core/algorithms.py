@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from folb.core.algorithm import SLOTS, USUAL, Algorithm, flattened, hints, raise_unknown
@@ -12,29 +12,24 @@ from folb.core.samplings import SAMPLINGS
 from folb.errors import InputError
 
 OF_WEIGHERS = ("gradient", "guard")  # slots of rules that weigh by gradients
+FIXED = ("memory", "server", "local")  # slots whose part makes an algorithm what it is, if it names one
 NAMES: dict[str, tuple[str, ...]] = {  # the parts that an algorithm may have by name, unless it says otherwise
     "select": tuple(name for name, kind in SAMPLINGS.parts.items() if not kind.naive),
 }
 
 
+@dataclass(eq=False, repr=False)
 class Named:
     """An algorithm by its name: what it is made of, and what users may change of that."""
 
-    def __init__(
-        self,
-        made: Algorithm,
-        says: str,
-        only: Mapping[str, Sequence[str]],
-        *,
-        proximal: bool = True,
-        own: bool = False,
-    ) -> None:
-        """`only` has the names that it may have in some slots, besides a user's own; a single one is fixed.
+    made: Algorithm
+    says: str
+    only: Mapping[str, Sequence[str]]  # the names that some slots may have, besides a user's own; a single one is fixed
+    proximal: bool = True  # whether local objectives have the term (3)
+    own: bool = False  # whether it is of a user's file, with every slot
 
-        `proximal`: whether local objectives have the term (3). `own`: whether it is of a user's file, with every slot.
-        """
-        self.made, self.only, self.proximal, self.own = made, only, proximal, own
-        self.name, self.__doc__ = made.name, says
+    def __post_init__(self) -> None:
+        self.name, self.__doc__ = self.made.name, self.says
 
     def __repr__(self) -> str:
         return f"folb.algorithms.{self.name}"
@@ -69,7 +64,6 @@ class Named:
 
     @property
     def _slots(self) -> list[str]:
-        """The slots that its settings are of."""
         weighs = "grad" in self.made.rule.uploads and not self.made.rule.surveyed
         return [name for name in SLOTS if weighs or self.own or name not in OF_WEIGHERS]
 
@@ -104,20 +98,20 @@ def _named(
 ) -> Named:
     """An algorithm under its name; it is made of the usual parts, and of these. With `mu` it has a proximal term."""
     made = Algorithm(**settings, **({} if mu is None else {"local.mu": mu}))
-    own = {"rule": (made.rule.name,), **NAMES, **(only or {})}
+    fixed = {slot: (part,) for slot, part in flattened(settings).items() if slot in FIXED}
+    own = {"rule": (made.rule.name,), **NAMES, **fixed, **(only or {})}
     ALGORITHMS[name] = Named(called(made, name), says, own, proximal=mu is not None)
     return ALGORITHMS[name]
 
 
 def called(made: Algorithm, name: str) -> Algorithm:
-    """The algorithm under a name."""
     return made.but(origin=replace(made.origin, name=name))
 
 
 fedavg = _named("fedavg", "FedAvg (McMahan et al.): local SGD and the average (2).")
 fedprox = _named("fedprox", "FedProx (Li et al.): the proximal local objective (3) and the average (2).", mu=1.0)
 scaffold, feddyn, fedvarp, fedcm, mimelite, ghbm, adabest = (
-    _named(name, says, {"memory": (name,)}, memory=name)
+    _named(name, says, memory=name)
     for name, says in {
         "scaffold": "SCAFFOLD (Karimireddy et al., 2020): control variates; local steps g - c_k + c.",
         "feddyn": "FedDyn (Acar et al., 2021): local objectives regularised by each device's past updates.",
@@ -136,28 +130,24 @@ fednova = _named(
 fedacg = _named(
     "fedacg",
     "FedACG (Kim et al., 2024): devices start ahead, from w + beta m, and stay near it (mu).",
-    {"server": ("lookahead",)},
     server="lookahead",
     mu=0.01,
 )
 fedexprox = _named(
     "fedexprox",
     "FedExProx-GraDS (Li et al., 2024): FedProx, and the server goes further where updates disagree.",
-    {"server": ("fedexprox",)},
     server="fedexprox",
     mu=1.0,
 )
 fedmuon = _named(
     "fedmuon",
     "FedMuon (Takezawa et al., 2026): orthogonal local steps along a momentum with control variates.",
-    {"memory": ("fedmuon",), "local": ("orthogonal",)},
     memory="fedmuon",
     local={"name": "orthogonal", "beta": 0.9},
 )
 fedpac = _named(
     "fedpac",
     "FedPAC in its Muon form (Liu et al., 2026): orthogonal local steps that share a momentum and a direction.",
-    {"memory": ("fedpac",), "local": ("aligned",)},
     memory="fedpac",
     local={"name": "aligned", "beta": 0.9},
 )
@@ -166,7 +156,6 @@ accord = _named(
     "Accord, which needs no tuning: rounds and devices that agree, or a network's length, set the step size.\n\n"
     "Devices are drawn by their samples, start ahead as in FedACG, and the server's step is as long as a device's. In "
     "a network's hidden matrices all directions become about equally long. The kept model is a mean over rounds.",
-    {"server": ("lookahead",)},
     select={"name": "samples", "replacement": False},
     local={"lr": 0.04},
     server={"name": "lookahead", "beta": 0.85, "stretch": 0.5},

@@ -2,9 +2,8 @@
 
 int8 and int4 have blocks of 256 numbers. The scale of a block is its largest absolute value. Each number is rounded to
 one of 255 (15) levels from -scale to scale, up or down by chance, so that it is right on average: QSGD (Alistarh et
-al., 2017), with the largest value in place of the norm. sign has one bit for each number, and as scale the mean
-absolute value of the block. top_k sends the largest numbers and their places. random_k sends numbers at random
-places, which follow from random words that both sides have, and are not sent. All of it runs in jax and in NumPy.
+al., 2017), with the largest value in place of the norm. The places of random_k follow from random words that both
+sides have. All of it runs in jax and in NumPy.
 """
 
 from __future__ import annotations
@@ -50,7 +49,6 @@ class Codec(Part):
         return ""
 
     def nbytes(self, d: int) -> int:
-        """The bytes that stand for d numbers."""
         return sum(math.prod(shape) * np.dtype(kind).itemsize for shape, kind in self.shapes(d).values())
 
     def encoded(self, a: Params, words: Any) -> dict[str, Any]:
@@ -204,7 +202,7 @@ DOWN = Slot("compress_down", Codec, (Int8, Int4), "the codec of the model; by de
 
 
 class Compression(NamedTuple):
-    """The codecs of an algorithm, each None if there is none; and whether both sides have error feedback."""
+    """The codecs of an algorithm, and whether both sides have error feedback."""
 
     up: Codec | None = None
     down: Codec | None = None
@@ -214,12 +212,6 @@ class Compression(NamedTuple):
     def remembers(self) -> bool:
         """Whether each device keeps what its codec left out."""
         return self.up is not None and self.feedback
-
-
-def compression(up: Codec | None, down: Codec | None, feedback: bool | None) -> Compression:
-    """Both codecs; by default with error feedback if the first one needs it."""
-    usual = up is not None and up.feedback
-    return Compression(up, down, usual if feedback is None else feedback)
 
 
 def _own(words: Any) -> Any:

@@ -1,8 +1,7 @@
 """What does not go together, and why: a row for each combination of parts that no algorithm may have.
 
-A row reads the finished algorithm `a`, and what its parts say of themselves: the setting that does not go with the
-others, and what it should be. The first that holds is raised whenever an algorithm is made. What a guard does not bound
-is said beside its bound (`guard.check_around`). Flower's strategies have rows of their own, for what they cannot carry.
+A row of the finished algorithm `a` is the setting that does not go with the others, and what it should be. The first
+that holds is raised whenever an algorithm is made. What a guard does not bound is said beside it (`check_around`).
 """
 
 from __future__ import annotations

@@ -1,9 +1,4 @@
-"""Where FOLB's rules get grad F_k from. FOLB needs only inner products of gradients, and these cost fewer bytes.
-
-`exact` uploads the gradient itself: as much as an update. `sketch` uploads a few numbers that nearly keep the inner
-products (`folb.core.sketch`). `proxy` uploads nothing: -Delta_k / (lr J_k), the mean gradient of the device's own
-steps.
-"""
+"""Where FOLB's rules get grad F_k from. FOLB needs only inner products of gradients, and these cost fewer bytes."""
 
 from __future__ import annotations
 

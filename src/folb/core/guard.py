@@ -14,10 +14,6 @@ and raises its own weight. A guarded rule screens the round, applies the rule, a
 7. no weight times the length of its update exceeds m / n, where m is the median length and n the number of devices
    that replied, or K / cap if fewer did: a device with more weight has a shorter update.
 
-These bounds hold for the model's step if nothing after the rule makes it longer, or gives one device more than its
-weight. So the guard takes only a server step whose gain is known and at most 1, a robust centre in which all count
-evenly, and no memory that corrects the step (`check_around`).
-
 K counts all draws of the round, whether a reply came or not: neither a rejected reply nor a lost one raises the bound
 of the others. A device has one bound, however often it was drawn. If fewer than K / cap devices are left, their weights
 add up to less than 1: the step is shorter, and the bound still holds.
@@ -34,7 +30,7 @@ from jax import Array
 
 from folb.core import tree
 from folb.core.part import Part, Slot, at_least, setting
-from folb.core.polar import Polar, clipped, median, polar, scaled
+from folb.core.polar import clipped, median, polar, scaled
 from folb.core.rules import Gradients, Round, Rule, Update, fraction, gradient_estimate, weighted
 from folb.core.server_step import SERVERS
 from folb.errors import InputError, check
@@ -53,14 +49,9 @@ class Guard(Part):
     cap: float = setting("c of the bound c/K on a device's weight", at_least(1), default=2.0)
 
     def update(self, rule: Rule, round: Round) -> Update:
-        """The rule's update on the screened round, with weights of at least 0 and at most cap / K, and bounded lengths.
+        """The sum of the updates with bounded weights: a rule that makes it in another way cannot be guarded.
 
-        The update is the sum of the updates with these weights, and so must be that of `rule`: a rule that makes its
-        update in another way, such as a median, cannot be guarded.
-
-        With cap = 1 every device that counts has weight 1/K: the mean (2) of updates clipped to their median length, if
-        each was drawn once and none is rejected. The weights of (9) are not normalised: they keep the scale
-        ||grad_1 f||^2 / ||grad_2 f||^2, computed from clipped gradients.
+        The weights of (9) are not normalised: they keep the scale ||grad_1 f||^2 / ||grad_2 f||^2 of clipped gradients.
         """
         sound = screened(round)
         total: Array | float = 1.0
@@ -108,7 +99,7 @@ def guard(algorithm: Algorithm, cap: Any = 2.0) -> Algorithm:
 
 
 def check_around(algorithm: Algorithm) -> None:
-    """Raise an `InputError` for a part after which the bound would not hold."""
+    """Raise an `InputError` for a part that makes the step longer, or gives one device more than its weight."""
     if (robust := algorithm.robust) is not None and not robust.even:
         which = f"{robust.name} with buckets" if robust.bucket != 1 else robust.name
         expected = "should be norm_bound or none if guarded: in others a device may have more weight than c/K"
@@ -119,8 +110,7 @@ def check_around(algorithm: Algorithm) -> None:
     if algorithm.whiten is not None:
         expected = "should be none if guarded: it makes what few devices say as long as what all say"
         raise InputError("whiten", algorithm.whiten.name, f"{expected}; {OTHERWISE}")
-    server, ours = algorithm.server, type(algorithm.server) in SERVERS.known
-    gain = server.gain
+    server, gain, ours = algorithm.server, algorithm.server.gain, type(algorithm.server) in SERVERS.known
     if isinstance(gain, int | float) and math.isinf(gain):
         expected = "should be plain, momentum, nesterov, or lookahead without stretch, if guarded: in the steps of "
         expected += "others a device's weight has no bound; or your own that declares its `gain`"
@@ -138,10 +128,13 @@ def screened(round: Round) -> Round:
     """
     if round.grad is None:
         raise InputError("uploads", (), "a guarded rule needs the devices' gradients: should have 'grad'")
-    delta = polar(round.delta, round.times > 0)
-    grad = polar(round.grad, round.times > 0)
-    moved = delta if round.compared is None else polar(round.compared, round.times > 0)
-    descent = -jax.vmap(tree.dot)(moved.direction, _downhill(round, grad).direction)
+    there, along = round.times > 0, round.downhill
+    delta, grad = polar(round.delta, there), polar(round.grad, there)
+    moved = delta if round.compared is None else polar(round.compared, there)
+    if along is None and round.shift is not None:  # the term that a memory sent, too
+        along = tree.add(round.grad, round.shift)
+    downhill = grad if along is None else polar(along, there)
+    descent = -jax.vmap(tree.dot)(moved.direction, downhill.direction)
     counted = jnp.isfinite(delta.norm) & jnp.isfinite(grad.norm) & (descent > 0)
     gamma = round.gamma
     if gamma is not None:
@@ -175,15 +168,6 @@ def _even_correction(round: Round) -> Array:
     return jnp.minimum(round.correction, median(round.correction, round.times > 0))
 
 
-def _downhill(round: Round, grad: Polar) -> Polar:
-    """What each device was to descend along: its gradient, and the term that a memory sent it."""
-    if round.downhill is not None:
-        return polar(round.downhill, round.times > 0)
-    if round.shift is None:
-        return grad
-    return polar(tree.add(round.grad, round.shift), round.times > 0)
-
-
 def _screened_second(second: Gradients, unit: Array) -> Gradients:
     """S_2's gradients, clipped to their own median norm, in S_1's unit. S_2 sends no updates to check them against."""
     grad = polar(second.grad, second.times > 0)
@@ -197,11 +181,7 @@ def _screened_second(second: Gradients, unit: Array) -> Gradients:
 
 
 def water_filled(weights: Array, most: Array, total: Array | float) -> Array:
-    """min(level * weights, most), with the level that makes them add up to `total`.
-
-    What exceeds `most` goes to the other devices in proportion. If even all at `most` add up to less than `total`, all
-    are at `most`.
-    """
+    """min(level * weights, most), with the level that makes them add up to `total`, or `most` if none does."""
     weights = fraction(weights, jnp.max(weights))
     ratio = weights / most
     order = jnp.argsort(-ratio)

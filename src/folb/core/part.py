@@ -58,9 +58,8 @@ def whole(low: int, high: int, *, number: bool = False) -> Range:
 
 
 def one_of(*words: str) -> Range:
-    return Range(
-        lambda value: isinstance(value, str) and value in words, f"should be one of {', '.join(words)}", number=False
-    )
+    expected = f"should be one of {', '.join(words)}"
+    return Range(lambda value: isinstance(value, str) and value in words, expected, number=False)
 
 
 ANY = Range(lambda value: value == value, "should be a number")
@@ -78,6 +77,7 @@ def setting(
     return field(default=default, metadata={"meaning": meaning, "within": within, "static": static})
 
 
+OWN_NAMES = ("name", "settings", "check", "has", "called", "needed", "abstract")  # no field may shadow them
 CLASSES: list[type[Part]] = []
 _register: list[Callable[[type], Any]] = []  # jax's, once it is loaded
 
@@ -108,7 +108,12 @@ class Part:
         cls.__annotations__ = {**vars(cls).get("__annotations__", {}), "kind_": type}
         cls.kind_ = field(default=cls, repr=False, compare=False, kw_only=True, metadata={"static": True})  # type: ignore[attr-defined]
         dataclass(frozen=True)(cls)
-        _check_fields(cls)
+        for one in fields(cls):  # type: ignore[arg-type]
+            where = f"{cls.__name__}.{one.name}"
+            if one.name in OWN_NAMES:
+                raise TypeError(f"{where}: should have another name, for every part has `{one.name}`")
+            if isinstance(one.default, str | bool | tuple) and not one.metadata.get("static"):
+                raise TypeError(f"{where} = {one.default!r}: should be a number, or folb.setting(..., static=True)")
         CLASSES.append(cls)
         for register in _register:
             register(cls)
@@ -145,27 +150,9 @@ def _missing(kind: type[Part], methods: tuple[str, ...] = ()) -> list[str]:
     return [name for name in methods or kind.needed if getattr(kind, name) is getattr(base, name)]
 
 
-OWN_NAMES = ("name", "settings", "check", "has", "called", "needed", "abstract")
-
-
-def _check_fields(kind: type[Part]) -> None:
-    """Raise for a field that would shadow what every part has, or that is no number and yet not static."""
-    for one in fields(kind):  # type: ignore[arg-type]
-        where = f"{kind.__name__}.{one.name}"
-        if one.name in OWN_NAMES:
-            raise TypeError(f"{where}: should have another name, for every part has `{one.name}`")
-        if isinstance(one.default, str | bool | tuple) and not one.metadata.get("static"):
-            raise TypeError(f"{where} = {one.default!r}: should be a number, or folb.setting(..., static=True)")
-
-
 def name_of(kind: type) -> str:
     """How users call a class of parts: as it says, or by its name in small letters."""
-    own = vars(kind).get("called")
-    return str(own) if own is not None else kind.__name__.lower()
-
-
-def _spelt(value: Any) -> str:
-    return f"{value:g}" if isinstance(value, float) else str(value).lower()
+    return str(vars(kind).get("called", kind.__name__.lower()))
 
 
 P = TypeVar("P", bound="Part")
@@ -226,9 +213,10 @@ class Slot(Generic[P]):
         for meaning, usual in said.items():
             parts = [part for those in usual.values() for part in those]
             whose = "" if len(parts) == len(self.known) else f"with {self.name}={', '.join(parts)}: "
-            defaults = [
-                _spelt(value) + (f" for {', '.join(those)}" if len(usual) > 1 else "") for value, those in usual.items()
-            ]
+            defaults = []
+            for value, those in usual.items():
+                spelt = f"{value:g}" if isinstance(value, float) else str(value).lower()
+                defaults.append(spelt + (f" for {', '.join(those)}" if len(usual) > 1 else ""))
             texts.append(whose + meaning + ("" if None in usual else f"; by default {', '.join(defaults)}"))
         return Annotated[hint | None, ". ".join(texts)]
 
@@ -242,14 +230,10 @@ class Slot(Generic[P]):
 
     def part_of(self, made: Any) -> P | None:
         """The part itself, if what is in the slot is a record that has it."""
-        part: P | None = made if self.record is None else getattr(made, self.inside)
-        return part
+        return made if self.record is None else getattr(made, self.inside)
 
     def changed(self, made: Any, given: Mapping[str, Any]) -> Any:
-        """What is in the slot, with another part ("" in `given`), or with other values of fields; checked.
-
-        None, or "none" as on the command line, is no part.
-        """
+        """What is in the slot, with another part ("" in `given`; None or "none": no part) or other values; checked."""
         values, wanted = {name: value for name, value in given.items() if name}, given.get("", KEEP)
         if isinstance(wanted, str) and wanted == "none" and self.optional and "none" not in self.parts:
             wanted = None
@@ -276,20 +260,14 @@ class Slot(Generic[P]):
         if made is None:
             return None
         check_part(self.name, made, self.base)
-        self._check_own(made)
+        if self.parts.get(made.name, type(made)) is not type(made):
+            raise InputError(self.name, made.name, "should have another name (`called`): folb has a part of this name")
+        if self.record is not None and (taken := known.keys() & settings_of(self.record).keys()):
+            expected = f"should have another name, for every {self.name} has `{min(taken)}`"
+            raise InputError(self.spelt(min(taken)), made.name, expected)
         made = with_values(made, {name: value for name, value in values.items() if name in known})
         made.check(self.spelt)
         return made
-
-    def _check_own(self, made: P) -> None:
-        """Raise for a part whose name, or a field's name, would stand for something else in a record."""
-        if self.parts.get(made.name, type(made)) is not type(made):
-            raise InputError(self.name, made.name, "should have another name (`called`): folb has a part of this name")
-        if self.record is not None and (taken := set(settings_of(type(made))) & set(settings_of(self.record))):
-            name = sorted(taken)[0]
-            raise InputError(
-                self.spelt(name), made.name, f"should have another name, for every {self.name} has `{name}`"
-            )
 
     def _wanted(self, made: P | None, wanted: Any) -> P:
         """The part by its name, its class or itself; one that is there already keeps its settings."""

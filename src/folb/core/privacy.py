@@ -48,10 +48,7 @@ INSIDE = Range(lambda value: (value > 0) & (value < 1), "should be more than 0 a
 
 
 class Privacy(Part):
-    """How an algorithm is private: its budget, its bounds, and who adds the noise.
-
-    The fields that are no settings follow from the other parts of the algorithm (`finished`).
-    """
+    """How an algorithm is private. The fields that are no settings follow from its other parts (`finished`)."""
 
     needed = ("noise_of",)
     by_devices: ClassVar[bool] = False  # whether what devices send has noise already
@@ -120,10 +117,7 @@ class Distributed(Privacy):
     by_devices = True
 
     def noise_of(self, noise: Noise, part: str, there: Array) -> Params:
-        """The server adds the shares of the slots whose device did not come: the noise must not show how many came.
-
-        Amplification by sampling holds only while nobody knows that number.
-        """
+        """Amplification holds only while nobody knows how many devices came: so the server adds the others' shares."""
         slots = len(there)
         # whole numbers are subtracted: 1 - K (1/K), as XLA computes 1 - K/K, may be less than 0
         own = jax.tree.map(lambda leaf: leaf * jnp.sqrt((slots - jnp.sum(there)) / slots), noise.server[part])
@@ -161,7 +155,7 @@ def finished(algorithm: Algorithm) -> Algorithm:
     if private is None:
         return algorithm
     weighs, size = algorithm.rule.alone is not None, algorithm.step_size
-    wanted = {
+    parts = {
         "delta": True,
         "within": private.clip_quantile is not None,
         "square": algorithm.server.by_lengths or (size is not None and size.by_lengths),
@@ -173,7 +167,7 @@ def finished(algorithm: Algorithm) -> Algorithm:
         clip_gradient=1.0 if weighs and private.clip_gradient is None else private.clip_gradient,
         scheme=algorithm.selection.sampling.scheme or "",
         K=algorithm.selection.expected,
-        parts=tuple(part for part in wanted if wanted[part]),
+        parts=tuple(part for part, wanted in parts.items() if wanted),
     )
     asked = tuple(one for name, one in BOUNDED.items() if name in made.parts)
     return with_clip(algorithm.but(privacy=made, uploads=(*algorithm.uploads, *asked)), ())
@@ -184,8 +178,7 @@ def calibrated(algorithm: Algorithm, N: int, rounds: int) -> Algorithm:
     private = algorithm.privacy
     if private is None:
         return algorithm
-    epsilon = None if private.epsilon is None else float(private.epsilon)
-    delta = float(private.delta)
+    epsilon, delta = None if private.epsilon is None else float(private.epsilon), float(private.delta)
     accountant.check_budget(epsilon, delta, private.K, N)
     if private.noise is not None or epsilon is None:
         return algorithm
@@ -218,12 +211,6 @@ def with_clip(algorithm: Algorithm, clip: Any) -> Algorithm:
     now = algorithm.privacy.clip if isinstance(clip, tuple) else clip
     bounded = [replace(one, numbers={"clip": now}) if one.name in BOUNDED else one for one in algorithm.uploads]
     return algorithm.but(privacy=replace(algorithm.privacy, clip=now), uploads=tuple(bounded))
-
-
-def first_clip(algorithm: Algorithm) -> Any:
-    """The clip that a run begins with, if it adapts."""
-    private = algorithm.privacy
-    return () if private is None or private.clip_quantile is None else jnp.float32(private.clip)
 
 
 def with_key(algorithm: Algorithm, drawn: Callable[[], Any]) -> Algorithm:

@@ -27,8 +27,6 @@ from folb.core.vector import zeros
 from folb.errors import InputError
 from folb.typing import Params
 
-UPDATE = "memory: what update(round) returns"
-
 
 class State(NamedTuple):
     """All that a run needs to resume. A part that an algorithm does not have is ()."""
@@ -54,7 +52,8 @@ def begin(algorithm: Algorithm, params: Params) -> tuple[State, Any]:
     residual = zeros(params) if codecs.down is not None and codecs.feedback else ()
     average, plan = algorithm.average.init(params), algorithm.asynchrony
     queue = () if plan is None else empty_queue(plan.concurrency, params)
-    memory, clip = algorithm.server.init(params), privacy.first_clip(algorithm)
+    memory, private = algorithm.server.init(params), algorithm.privacy
+    clip = () if private is None or private.clip_quantile is None else jnp.float32(private.clip)
     return State(params, memory, shared, average, size, residual=residual, queue=queue, clip=clip), own
 
 
@@ -151,7 +150,7 @@ def close(algorithm: Algorithm, state: State, round: Round) -> Closed:
     params, memory = tree.pair("server: what apply returns", algorithm.server.apply(state.memory, seen, shown))
     tree.check_like("server: the model and the memory after apply", (params, memory), (state.params, state.memory))
     shared, own = updated(remembers, round)
-    tree.check_like(UPDATE, (shared, own), (state.shared, round.own))
+    tree.check_like("memory: what update(round) returns", (shared, own), (state.shared, round.own))
     average = algorithm.average.update(state.average, params)
     kept_model = algorithm.average.model(average, params)
     tree.check_like("average: its memory and its model", (average, kept_model), (state.average, state.params))
@@ -181,7 +180,6 @@ Chosen = tuple[Multiset, Multiset | None]  # S_1, and S_2 of Algorithm 2
 
 
 def sets(draw: Draw, selection: Selection, seed: Array | int, t: Array | int) -> Chosen:
-    """The devices of round t."""
     words = randomness.words(seed, t, randomness.SERVER, 2 * draw.words)
     second = draw.devices(words[draw.words :]) if selection.second else None
     return draw.devices(words[: draw.words]), second
@@ -199,24 +197,17 @@ def shifts(algorithm: Algorithm, state: State, own: Any, steps: Any, N: Any) -> 
     return shifts
 
 
-class Told(NamedTuple):
-    """What a memory sends to devices, stacked."""
-
-    shift: Params | None
-    begin: tuple[Params, ...] | None  # what their local steps start from
-
-
-def told(algorithm: Algorithm, state: State, own: Any, steps: Any, N: Any) -> Told:
-    """What each device is sent besides the model, by its local `steps`."""
+def told(algorithm: Algorithm, state: State, own: Any, steps: Any, N: Any) -> tuple[Params | None, Any]:
+    """What each device is sent besides the model: a shift by its local `steps`, and what these start from; stacked."""
     memory, shift = algorithm.memory, shifts(algorithm, state, own, steps, N)
     if memory is None or not memory.has("begin"):
-        return Told(shift, None)
+        return shift, None
     shared, own, K = memory.algorithms(state.shared), memory.algorithms(own), algorithm.selection.K
     sent = Sent(state.params, None, algorithm.solver.lr, N)
     begin = jax.vmap(lambda own: memory.begin(shared, own, sent), axis_size=K)(own)
     wanted = tuple(_stacked(state.params, K) for _ in begin)
     tree.check_like("memory: what begin(shared, own, sent) returns, stacked", begin, wanted)
-    return Told(shift, begin)
+    return shift, begin
 
 
 def _stacked(params: Params, K: int) -> Params:
@@ -310,10 +301,7 @@ def update_of(algorithm: Algorithm, round: Round) -> Update:
 
 
 def shortened(algorithm: Algorithm, round: Round) -> Round:
-    """The round as the server step, the memories and the step size see it: long replies cut, rejected ones left out.
-
-    What the guard or the robust centre rejects or shortens must not change the model in another way.
-    """
+    """What the guard or the robust centre rejects or shortens must not change the model in another way."""
     if algorithm.guard is not None:
         round = algorithm.guard.bounded(round)
     return round if algorithm.robust is None else robust.bounded(round)

@@ -166,8 +166,7 @@ class Discounted(ByImportance):
         return {"psi": self.psi, "flip": self.flip}
 
     def importance(self, inner: Array, gamma: Any, square: Array) -> Array:
-        importance: Array = (as_printed if self.flip else never_flipped)(inner, self.psi * gamma * square)
-        return importance
+        return (as_printed if self.flip else never_flipped)(inner, self.psi * gamma * square)
 
 
 class FolbHetero(Discounted):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import field
 from functools import partial
 from typing import Any
 
@@ -136,23 +137,25 @@ class PowerOfChoice(Candidates):
         return _largest(known, known.survey)
 
 
-class LastLoss(DeviceMemory):
-    """The loss of each device when it last worked; infinity for one that was not met."""
+class LastWork(DeviceMemory):
+    """The loss of each device when it last worked, and its seconds if `timed`; infinity for one that was not met."""
 
     uploads = ("loss",)
+    timed: bool = field(default=False, metadata={"static": True})
 
     def init(self, params: Params) -> tuple[tuple[()], Array]:
-        return (), jnp.float32(jnp.inf)
+        return (), jnp.full(2 if self.timed else (), jnp.inf, jnp.float32)
 
     def update(self, round: Round) -> tuple[tuple[()], Array]:
-        return (), round.sent["loss"]
+        loss = round.sent["loss"]
+        return (), jnp.stack([loss, round.seconds.astype(jnp.float32)], axis=1) if self.timed else loss
 
 
 class RememberedLoss(Candidates):
     """Of some random candidates, the K whose loss was largest when they last worked."""
 
     called = "remembered_loss"
-    keeps = LastLoss()
+    keeps = LastWork()
 
     def weigh(self, known: Known) -> Draw:
         # A device not met yet has the median loss. If it were drawn first, one that never answers would always be.
@@ -167,23 +170,11 @@ CROWD = 0.95  # no device counts as more useful than this quantile of all device
 HIGHEST = 1e30  # of a device's use: more, times the number of devices, would overflow 32 bits
 
 
-class LastUse(DeviceMemory):
-    """The loss and the seconds of each device when it last worked; infinity for one that was not met."""
-
-    uploads = ("loss",)
-
-    def init(self, params: Params) -> tuple[tuple[()], Array]:
-        return (), jnp.full(2, jnp.inf, jnp.float32)
-
-    def update(self, round: Round) -> tuple[tuple[()], Array]:
-        return (), jnp.stack([round.sent["loss"], round.seconds.astype(jnp.float32)], axis=1)
-
-
 class Oort(Sampling):
     """Oort (Lai et al., 2021): by samples times the last loss, less for slow devices, and a share for those not met."""
 
     exploration: float = setting("the share of draws for devices not met yet", up_to(1), default=0.1)
-    keeps = LastUse()
+    keeps = LastWork(timed=True)
 
     def weigh(self, known: Known) -> Array:
         loss, seconds = known.memory[:, 0], known.memory[:, 1]

@@ -113,10 +113,7 @@ MOST = 10**4  # devices of a round: it has a K x K table of repeats, which would
 
 
 class Selection(Part):
-    """How devices are drawn: K of them by `sampling`, and with `second` another K, S_2 of Algorithm 2.
-
-    With over-selection a round asks so many times as many as it needs, and ends when `wanted` of the K have answered.
-    """
+    """How devices are drawn: K of them by `sampling`, and with `second` another K, S_2 of Algorithm 2."""
 
     sampling: Sampling
     K: int = setting("devices per round", whole(1, MOST), default=10)
@@ -128,7 +125,7 @@ class Selection(Part):
     )
     replacement: bool = setting("true: draw with replacement, as in Algorithm 1; false: without", FLAG, default=True)
     second: bool = field(default=False, metadata={"static": True})
-    wanted: int | None = field(default=None, metadata={"static": True})
+    wanted: int | None = field(default=None, metadata={"static": True})  # replies that end an over-selected round
     candidates: int | None = field(default=None, metadata={"static": True})  # drawn first
     mean: int | None = field(default=None, metadata={"static": True})  # how many join on average; K is then the room
 
@@ -149,7 +146,6 @@ class Selection(Part):
 
     @property
     def enough(self) -> int:
-        """The replies that a round needs."""
         return self.K if self.wanted is None else self.wanted
 
     @property
@@ -202,10 +198,7 @@ def settled(made: Selection, second: bool) -> Selection:
 
 
 def sized(how: Selection, wanted: int, N: float = math.inf, asked_by: str = TIMES) -> Selection:
-    """The selection for rounds that need `wanted` replies, among N devices.
-
-    Over-selection then asks more devices, and candidates in proportion. An error names `asked_by`.
-    """
+    """The selection for rounds that need `wanted` replies of N devices; an error names the setting `asked_by`."""
     K, candidates = math.ceil(wanted * how.factor - 1e-9), how.candidates
     if how.distinct:
         K = int(min(K, N))
@@ -216,7 +209,6 @@ def sized(how: Selection, wanted: int, N: float = math.inf, asked_by: str = TIME
 
 
 def drawing(how: Selection, known: Known) -> Draw:
-    """How the devices of a round are drawn."""
     weighed = how.sampling.weigh(known)
     if isinstance(weighed, Draw):
         return weighed
@@ -225,9 +217,8 @@ def drawing(how: Selection, known: Known) -> Draw:
         raise InputError("select: what it returns", type(weighed).__name__, "should be an array of chances, or a Draw")
     who = N if known.candidates is None else len(known.candidates)
     if weighed.shape != (who,):
-        raise InputError(
-            "select: shape", weighed.shape, f"should be ({who},): a chance for each device it is asked about"
-        )
+        expected = f"should be ({who},): a chance for each device it is asked about"
+        raise InputError("select: shape", weighed.shape, expected)
     # a chance that is negative or not finite counts as 0; the largest chance keeps the sum of all finite
     chances = jnp.where(jnp.isfinite(weighed) & (weighed > 0), jnp.minimum(weighed, 1e30), 0.0)
     if known.candidates is None:
@@ -250,7 +241,6 @@ def _reachable(P: Array, known: Known) -> Array:
 
 
 def from_distribution(P: Array, known: Known, inner: Array | None = None) -> Draw:
-    """A draw from P [N]."""
     P = _reachable(P, known)
     K, replacement = known.K, known.replacement
     return Draw(

@@ -47,6 +47,4 @@ def steps_of(solver: Solver, work: Array, size: Array) -> Array:
 
 def unit_cost(solver: Solver, size: Array) -> Array:
     """Mini-batch steps in one unit of work of a device with `size` samples."""
-    if solver.unit == "step":
-        return jnp.ones_like(size)
-    return -(-size // solver.batch)
+    return jnp.ones_like(size) if solver.unit == "step" else -(-size // solver.batch)

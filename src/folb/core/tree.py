@@ -7,7 +7,6 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from jax import Array
-from jax.tree_util import Partial
 
 from folb.core.part import register_with
 from folb.core.vector import size as size
@@ -35,7 +34,6 @@ def dot(a: Params, b: Params) -> Array:
 
 
 def norm(a: Params) -> Array:
-    """||a|| over all leaves."""
     return jnp.sqrt(dot(a, a))
 
 
@@ -66,7 +64,6 @@ def scaled(stack: Params, factors: Array) -> Params:
 
 
 def total(stack: Params) -> Params:
-    """sum_k a_k."""
     return jax.tree.map(lambda leaf: jnp.sum(leaf, axis=0), stack)
 
 
@@ -78,11 +75,6 @@ def combine(weights: Array, stack: Params) -> Params:
 def where(condition: Array, a: Params, b: Params) -> Params:
     """a if the scalar `condition` holds, else b."""
     return jax.tree.map(lambda u, v: jnp.where(condition, u, v), a, b)
-
-
-def compiled(f: Any) -> Any:
-    """A function as a tree, which is what jax needs it to be inside an algorithm; its numbers are the leaves."""
-    return f if f is None or isinstance(f, Partial) else Partial(f)
 
 
 def pair(field: str, made: Any) -> tuple[Any, Any]:

@@ -27,18 +27,15 @@ def each(f: Callable[..., Any], *trees: Params) -> Params:
 
 
 def dot(a: Params, b: Params) -> Any:
-    """<a, b> over all arrays."""
     return sum(leaves(each(lambda u, v: namespace(u).vdot(u, v), a, b)))
 
 
 def norm(a: Params) -> Any:
-    """||a|| over all arrays."""
     square = dot(a, a)
     return namespace(square).sqrt(square)
 
 
 def scaled(a: Params, factor: Any) -> Params:
-    """factor * a."""
     return each(lambda value: factor * value, a)
 
 
@@ -51,7 +48,6 @@ def over_largest(a: Any, largest: Any) -> Any:
 
 
 def zeros(a: Params) -> Params:
-    """A tree of zeros, with the structure of `a`."""
     return each(lambda value: namespace(value).zeros_like(value), a)
 
 
@@ -71,9 +67,9 @@ def shaped(row: Any, like: Params) -> Params:
     """The tree whose numbers are in `row`: the inverse of `flat`. `like` has its shapes."""
     parts, first = [], 0
     for part in leaves(like):
-        size = math.prod(part.shape)
-        parts.append(row[first : first + size].reshape(part.shape))
-        first += size
+        last = first + math.prod(part.shape)
+        parts.append(row[first:last].reshape(part.shape))
+        first = last
     jax = sys.modules.get("jax")
     if jax is not None:
         return jax.tree.unflatten(jax.tree.structure(like), parts)
@@ -92,5 +88,4 @@ def leaves(a: Params) -> list[Any]:
 
 
 def size(a: Params) -> int:
-    """The number of parameters."""
     return sum(math.prod(part.shape) for part in leaves(a))
