@@ -283,12 +283,10 @@ def _means(problem: Problem, of: Callable[..., Any], like: Params, stack: Params
 
 
 def trusted_update(problem: Problem, algorithm: Algorithm, params: Params, seed: Any, steps: Array) -> Params | None:
-    """The server's own update: full-gradient steps on its `own_samples`, as many as the median of `steps`.
-
-    None without such samples. These are drawn from the training samples of all devices, with replacement, once a run.
-    """
+    """The server's own update: full-gradient steps on its `own_samples`, as many as the median of `steps`."""
     if not algorithm.own_samples:
         return None
+    # drawn from the training samples of all devices, with replacement, once a run
     words = randomness.words(seed, randomness.HOME, randomness.SERVER, algorithm.own_samples)
     x, y = problem.train.take(randomness.below(len(problem.train.y), words))
     solver = algorithm.solver
