@@ -144,15 +144,14 @@ def measure(name: str, judged_by: str = ACCURACY) -> Metric:
     if name not in OWN:
         return KNOWN[choose("metrics", name, [*KNOWN, *OWN])]
     numbers = is_regression(judged_by)
-    of = KNOWN["mse"] if numbers else KNOWN[ACCURACY]
-    what = "error" if numbers else "accuracy"
+    of, what = (KNOWN["mse"], "error") if numbers else (KNOWN[ACCURACY], "accuracy")
     if name == "own_mean":
         return replace(of, name=name, words=f"mean {what} of the devices", short="devices' mean")
     if name == "own_worst":
         return replace(of, name=name, words=f"{what} of the worst decile of devices", short="worst decile")
     unit, factor = ("", 1.0) if numbers else ("points²", 1e4)
-    words, short = f"variance of the devices' {what}", "devices' variance"
-    return Metric(name, FAIRNESS, words, short, unit, lower=True, factor=factor)
+    words = f"variance of the devices' {what}"
+    return Metric(name, FAIRNESS, words, "devices' variance", unit, lower=True, factor=factor)
 
 
 def is_measure(name: object) -> bool:

@@ -31,16 +31,13 @@ def top(y: Array, scores: Array, k: int) -> Array:
 
 
 def auc(y: Array, scores: Array) -> Array:
-    """The area under the ROC curve; with more than two classes, the mean over the classes of one against the rest.
-
-    Several classes are compared by their softmax. Classes without samples, or with all of them, are left out.
-    """
+    """The area under the ROC curve; with more than two classes, the mean over the classes of one against the rest."""
     if scores.shape[1] == 2:
         return _area(y == 1, scores[:, 1] - scores[:, 0])
     likely = jax.nn.log_softmax(scores, axis=1).T  # its order is that of the softmax, with fewer equal values
     areas = jax.lax.map(lambda row: _area(y == row[0], row[1]), (jnp.arange(len(likely)), likely))
     sizes = jnp.bincount(y, length=len(likely))
-    known = (sizes > 0) & (sizes < len(y))
+    known = (sizes > 0) & (sizes < len(y))  # classes without samples, or with all of them, are left out
     return jnp.sum(jnp.where(known, areas, 0.0)) / jnp.sum(known)
 
 

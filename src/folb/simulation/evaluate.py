@@ -118,18 +118,14 @@ def add_rows(total: Any, part: Any, begin: Array) -> Any:
 def sum_over_blocks(
     problem: Problem, block: Callable[..., Any], given: Any, samples: Samples, zero: Any, join: Any = None
 ) -> Any:
-    """The sum of block(given, x, y, rows, real) over all rows, in blocks that suit the model.
-
-    Blocks are slices, which are much cheaper than gathers. The last block reaches back over rows already seen; `real`
-    leaves these out.
-    """
+    """The sum of block(given, x, y, rows, real) over all rows, in slices: they are much cheaper than gathers."""
     n, parts = len(samples.y), 1 if problem.mesh is None else problem.mesh.size
     blocks = -(-n // (evaluation_block(problem.model) * parts)) * parts
     size = -(-n // blocks)  # as equal as possible, so that few rows are seen twice
 
     def span(first: Any, last: Any, samples: Samples, given: Any) -> Any:
         def turn(i: Array, total: Any) -> Any:
-            begin = jnp.minimum(i * size, n - size)
+            begin = jnp.minimum(i * size, n - size)  # the last block reaches back over rows seen, which are not real
             rows = begin + jnp.arange(size)
             part = block(given, *samples.slice(begin, size), rows, rows >= i * size)
             return jax.tree.map(jnp.add, total, part) if join is None else join(total, part, begin)

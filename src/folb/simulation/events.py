@@ -44,17 +44,9 @@ def arrivals(begun: Begun) -> tuple[Queue, Arrivals]:
         raise InputError("select: a Draw", "without `another`", "should be an array of chances with concurrency")
     another, K = begun.draw.another, begun.algorithm.selection.K
     queue, row = sending(begun.state.queue, begun.model, begun.algorithm.solver.lr)
-    nobody = jnp.full(K, NOBODY, jnp.int32)
-    first = Arrivals(
-        device=nobody,
-        number=jnp.zeros(K, jnp.int32),
-        row=jnp.zeros(K, jnp.int32),
-        replied=jnp.int32(0),
-        gone=jnp.full(PATIENCE * K, NOBODY, jnp.int32),
-        lost=jnp.int32(0),
-        started=jnp.int32(0),
-        seconds=jnp.float32(0),
-    )
+    nobody, zeros, none = jnp.full(K, NOBODY, jnp.int32), jnp.zeros(K, jnp.int32), jnp.int32(0)
+    gone = jnp.full(PATIENCE * K, NOBODY, jnp.int32)
+    first = Arrivals(nobody, zeros, zeros, replied=none, gone=gone, lost=none, started=none, seconds=jnp.float32(0))
 
     def turn(at: tuple[Queue, Arrivals]) -> tuple[Queue, Arrivals]:
         """One device starts; then, if all places are taken, the first one is done."""

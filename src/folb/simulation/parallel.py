@@ -21,7 +21,7 @@ from jax import Array
 from jax.experimental import multihost_utils
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from folb.errors import InputError
+from folb.errors import InputError, check
 
 T = TypeVar("T")
 
@@ -37,9 +37,8 @@ def mesh(count: int | str = 1) -> Mesh | None:
     whole = isinstance(count, Integral) and not isinstance(count, bool)
     if count != "auto" and not (whole and 1 <= int(count) <= len(available)):
         raise InputError("accelerators", count, f"should be auto, or a number from 1 to the {len(available)} available")
-    if jax.process_count() > 1 and count not in ("auto", len(available)):
-        expected = f"should be auto, or all {len(available)} of the {jax.process_count()} processes"
-        raise InputError("accelerators", count, expected)
+    expected = f"should be auto, or all {len(available)} of the {jax.process_count()} processes"
+    check("accelerators", count, jax.process_count() == 1 or count in ("auto", len(available)), expected)
     chosen = available if count == "auto" else available[: int(count)]
     return None if len(chosen) == 1 else Mesh(np.asarray(chosen), (AXIS,))
 
@@ -57,11 +56,11 @@ def join(
     aborts it.
     """
     host, _, port = coordinator.rpartition(":")
-    if not host or not (port.isdecimal() and port.isascii() and 0 < int(port) < 2**16):
-        raise InputError("coordinator", coordinator, "should be HOST:PORT, where process 0 listens")
+    fits = host and port.isdecimal() and port.isascii() and 0 < int(port) < 2**16
+    check("coordinator", coordinator, fits, "should be HOST:PORT, where process 0 listens")
     number, _, count = process.partition("/")
-    if not (process.isascii() and number.isdecimal() and count.isdecimal() and int(number) < int(count)):
-        raise InputError("process", process, "should be NUMBER/COUNT, such as 0/2 and 1/2 for two processes")
+    fits = process.isascii() and number.isdecimal() and count.isdecimal() and int(number) < int(count)
+    check("process", process, fits, "should be NUMBER/COUNT, such as 0/2 and 1/2 for two processes")
     waiting(f"process {number} of {count} waits for the others at {coordinator}")
     expected = f"should be an address where {count} processes meet within {PATIENCE} s"
     patience = threading.Timer(PATIENCE, late, (InputError("coordinator", coordinator, expected),))
@@ -97,10 +96,7 @@ def everywhere(values: T, mesh: Mesh | None) -> T:
 
 
 def over_parts(f: Callable[..., Any], mesh: Mesh | None) -> Callable[..., Any]:
-    """f(data, *arrays), with an equal part of the slots on each accelerator. Arrays and result have an entry per slot.
-
-    If the slots do not divide evenly, the last one is computed again.
-    """
+    """f(data, *arrays), an equal part of the slots on each accelerator. Arrays and result have an entry per slot."""
     if mesh is None:
         return f
 
@@ -108,7 +104,7 @@ def over_parts(f: Callable[..., Any], mesh: Mesh | None) -> Callable[..., Any]:
     part: Any = jax.shard_map(lambda data, arrays: f(data, *arrays), mesh=mesh, **specs, check_vma=False)
 
     def whole(data: Any, *arrays: Any) -> Any:
-        slots = len(jax.tree.leaves(arrays)[0])
+        slots = len(jax.tree.leaves(arrays)[0])  # if they do not divide evenly, the last one is computed again
         index = jnp.minimum(jnp.arange(-(-slots // mesh.size) * mesh.size), slots - 1)
         result = part(data, jax.tree.map(lambda v: v[index], arrays))
         return jax.tree.map(lambda v: v[:slots], result)

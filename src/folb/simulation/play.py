@@ -68,10 +68,7 @@ class Info(NamedTuple):
 
 
 def start(problem: Problem, algorithm: Algorithm, seed: Array | int, rounds: int = ENDLESS) -> State:
-    """The state before the first of `rounds` rounds: a function of the model and the seed alone.
-
-    These rounds meet at most `rounds` times K devices: the memory of devices has room for no more.
-    """
+    """The state before the first of `rounds` rounds. Its memory of devices has room for those that they can meet."""
     state, own = begin(algorithm, problem.model.init(jax.random.key(seed)))
     N, how, codecs = len(problem.train.size), algorithm.selection, algorithm.compression
     if problem.clocked:
@@ -98,12 +95,9 @@ def play(
     state: State,
     seed: Array | int,
     t: Array | int,
-    chosen: Chosen | None = None,
+    chosen: Chosen | None = None,  # if they were chosen earlier, so that their samples could be brought here
 ) -> tuple[State, Info]:
-    """Round t (1, 2, …) of Algorithm 1 or 2: select, solve, aggregate, step.
-
-    The devices may have been `chosen` earlier, so that their samples could be brought here.
-    """
+    """Round t (1, 2, …) of Algorithm 1 or 2: select, solve, aggregate, step."""
     algorithm = with_step_size(algorithm, state, t)
     how, key = algorithm.selection, shared_words(seed, t)
     model_at = model_sent(algorithm, state, key)
@@ -133,7 +127,11 @@ def play(
         asked = jnp.concatenate([asked, fresh])
 
     closed, records = work_and_close(begun, slots, times, here, second=second, seconds=effort.seconds)
-    surveyed = _surveyed(begun)
+    surveyed = jnp.int32(0)
+    if how.first is not None:
+        surveyed = jnp.where(jnp.asarray(t) == 1, jnp.int32(len(problem.train.size)), 0)
+    elif how.survey is not None:
+        surveyed = jnp.sum(_asked(begun)[1])
     info = Info(
         device=drawn.device,
         times=times,
@@ -209,14 +207,6 @@ def _second_set(
     fresh = (other.times > 0) & ~jnp.any(other.device[:, None] == drawn.device[None, :], axis=1)
     awaited = fresh if times_bytes(problem.system) else fresh & other_effort.lost
     return second, fresh, jnp.sum(fresh & usable), jnp.max(jnp.where(awaited, other_effort.seconds, 0.0))
-
-
-def _surveyed(begun: Begun) -> Array:
-    """How many devices answered a survey before the draw."""
-    how = begun.algorithm.selection
-    if how.first is not None:
-        return jnp.where(jnp.asarray(begun.t) == 1, jnp.int32(len(begun.problem.train.size)), 0)
-    return jnp.int32(0) if how.survey is None else jnp.sum(_asked(begun)[1])
 
 
 def _asked(begun: Begun) -> tuple[Array, Array]:
@@ -295,8 +285,6 @@ def work_and_close(
 
 def _own(algorithm: Algorithm, state: State, device: Array) -> Any:
     """The memory of some devices, stacked; () if the algorithm has no memory."""
-    if algorithm.memory is None:
-        return ()
     if jax.tree.leaves(state.devices):
         return gathered(state.devices, device)
     return started(algorithm.memory, state.params)[1]  # it has no arrays
@@ -305,16 +293,13 @@ def _own(algorithm: Algorithm, state: State, device: Array) -> Any:
 def distribution(
     problem: Problem,
     algorithm: Algorithm,
-    state: State | None,
+    state: State | None,  # None if the selection does not need it
     seed: Array | int,
     t: Array | int,
-    params: Params | None = None,
+    params: Params | None = None,  # the model that the devices are sent; None as above
     online: Array | None = None,
 ) -> Draw:
-    """How the devices of round t are drawn, from those `online`; `params` is the model that they are sent.
-
-    The state and the model may be None if the selection does not need them.
-    """
+    """How the devices of round t are drawn, from those `online`."""
     train, how, survey, memory = problem.train, algorithm.selection, None, None
     asked, some = how.survey, candidates(how, len(train.size), seed, t, online)
     if online is not None:  # the objective is then that of the devices online
@@ -359,20 +344,18 @@ def timing(begun: Begun, waited: Any) -> Timing | None:
 
     Surveys have answers from all devices that they ask. Their computations take no time.
     """
-    problem, algorithm, t = begun.problem, begun.algorithm, begun.t
+    problem, algorithm = begun.problem, begun.algorithm
     if not asked_for(problem.system):
         return None
     how, size = algorithm.selection.sampling, sizes(algorithm, begun.state.params)
     now = waited + begun.state.clock.now if problem.clocked else 0.0
-
-    def after(took: Any, model: Any) -> Timing:
-        return Timing(waited + took, Exchange(model + size.shift, size.reply, now + took), model, size.gradient)
-
-    if not times_bytes(problem.system) or (how.survey is None and how.first is None):
-        return after(0.0, size.model)
-    who, there = _asked(begun)
-    _, effort = efforts(begun, who, Exchange(size.model, size.answer, now, works=False))
-    took, model = jnp.max(jnp.where(there, effort.seconds, 0.0)), jnp.float32(0)
-    if how.survey is None:  # once, before the first round
-        took, model = jnp.where(jnp.asarray(t) == 1, took, 0.0), jnp.where(jnp.asarray(t) == 1, 0.0, size.model)
-    return after(took, model)
+    took: Any = 0.0
+    model: Any = size.model
+    if times_bytes(problem.system) and (how.survey is not None or how.first is not None):
+        who, there = _asked(begun)
+        _, effort = efforts(begun, who, Exchange(size.model, size.answer, now, works=False))
+        took, model = jnp.max(jnp.where(there, effort.seconds, 0.0)), jnp.float32(0)
+        if how.survey is None:  # once, before the first round
+            first = jnp.asarray(begun.t) == 1
+            took, model = jnp.where(first, took, 0.0), jnp.where(first, 0.0, size.model)
+    return Timing(waited + took, Exchange(model + size.shift, size.reply, now + took), model, size.gradient)

@@ -23,7 +23,7 @@ from folb.core.liars import count
 from folb.core.system import System, asked_for, uniform
 from folb.core.trace import Trace
 from folb.data.federation import Expand, Federation, Split
-from folb.errors import InputError, check_whole, choose
+from folb.errors import InputError, check, check_whole, choose
 from folb.measures import Metric
 from folb.models import Model
 from folb.simulation import parallel
@@ -72,14 +72,11 @@ class Problem:
 
 
 def opening(problem: Problem, clock: Any) -> tuple[Any, Array | None]:
-    """The seconds until a round opens, as soon as a device is online; and the devices online, None if all always are.
-
-    If none ever will be, it asks no device and takes no time.
-    """
+    """The seconds until a round opens, as soon as a device is online; and the devices online, if not all always are."""
     if not isinstance(problem.system, Trace):
         return 0.0, None
     wait = problem.system.wait(clock.now)
-    wait = jnp.where(jnp.isfinite(wait), wait, 0.0)
+    wait = jnp.where(jnp.isfinite(wait), wait, 0.0)  # if no device ever will be online, it asks none at once
     return wait, problem.system.online(clock.now + wait)
 
 
@@ -107,8 +104,7 @@ def problem(
         raise InputError("system", system, "should be made by a function of folb.system, such as deadline()")
     if isinstance(system, Trace):
         system.check(federation.N)
-        if streamed:
-            raise InputError("stream", True, "should be false: the devices online decide which samples are needed")
+        check("stream", True, not streamed, "should be false: the devices online decide which samples are needed")
     if model.block is not None:
         check_whole("model: block", model.block, 1)
     for name in record:
@@ -227,10 +223,7 @@ def rounds_that_fit(split: Split, rounds: Sequence[NDArray]) -> int:
 
 
 def window(split: Split, known: Samples, chosen: NDArray, mesh: Mesh | None = None) -> Samples:
-    """The samples of the chosen devices, end to end.
-
-    It has room for a power of two of samples, and of devices: few sizes of windows mean few programs.
-    """
+    """The samples of the chosen devices, end to end. Few sizes of windows, powers of two, mean few programs."""
     device = np.unique(chosen)
     size = split.size[device]
     end = np.cumsum(size, dtype=np.int64)
@@ -255,15 +248,12 @@ def blocks(split: Split) -> list[tuple[int, int, int]]:
 
 
 def poisoned(problem: Problem, algorithm: Algorithm, device: Array) -> tuple[Problem, Array]:
-    """The problem with three times the devices, and the numbers in it of `device`: liars take their changed samples.
-
-    Nothing is copied: rows are changed as they are taken.
-    """
+    """The problem with three times the devices, and the numbers in it of `device`: liars take their changed samples."""
     train, attack = problem.train, algorithm.attack
     if attack is None:
         return problem, device
     N, n = len(train.size), len(train.y)
-    start = jnp.concatenate([train.start, train.start + n, train.start + 2 * n])
+    start = jnp.concatenate([train.start, train.start + n, train.start + 2 * n])  # rows are changed when taken
     copies = replace(train, start=start, size=jnp.tile(train.size, 3), largest=jnp.max(train.y))
     kind = jnp.where(device < count(attack, N), jnp.int32(attack.poison), 0)
     return replace(problem, train=copies), device + N * kind

@@ -222,11 +222,7 @@ def advancing(
         return np.concatenate([np.asarray(values)[:-1], np.asarray(last)[None]])
 
     def windows(states: State, t0: int, t1: int) -> tuple[State, Measured]:
-        """Window by window; the last window may reach further.
-
-        It waits for the result of a window only after the next window has started, so that the accelerator has work;
-        and not later, so that few windows are in memory at once.
-        """
+        """Window by window; the last window may reach further."""
         nonlocal piece
         parts: list[Measured] = []
         t = t0
@@ -237,7 +233,7 @@ def advancing(
             chosen = jax.tree.map(lambda leaf, i=t - piece.base: np.roll(leaf, -i, axis=0), piece.chosen)
             span = (np.int32(t), np.int32(t + n), np.int32(every if inside else NEVER))
             states, record = advance(piece.problem, algorithms, states, seeds, *span, chosen)
-            if parts:
+            if parts:  # it waits only now, so that the accelerator has work; and not later: few windows are in memory
                 parts[-1] = jax.tree.map(np.asarray, parts[-1])
             part = jax.tree.map(lambda leaf, n=n: leaf[:n], record)
             t += n

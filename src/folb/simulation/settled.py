@@ -21,7 +21,7 @@ from folb.core.round import over_rounds
 from folb.core.selection import TIMES
 from folb.core.whiten import hidden_matrices
 from folb.data.federation import Federation
-from folb.errors import InputError, check_whole, choose
+from folb.errors import InputError, check, check_whole, choose
 from folb.measures import ACCURACY, CLASSES, KNOWN, NUMBERS, TOP, Metric, is_regression, measure
 from folb.models import Model
 from folb.models.model import check_model, operations, params_like
@@ -61,33 +61,25 @@ def settled(
 ) -> Settled:
     """The settings of a simulation. It finds the mistakes that need no data on the accelerator."""
     algorithms = [algorithms] if isinstance(algorithms, Algorithm) else list(algorithms)
-    if isinstance(seeds, bool):
-        raise InputError("seeds", seeds, "should be a number of seeds, or a list of them")
+    check("seeds", seeds, not isinstance(seeds, bool), "should be a number of seeds, or a list of them")
     seeds = range(seeds) if isinstance(seeds, int) else seeds
     streamed = streams(federation, stream)
-    if not algorithms:
-        raise InputError("algorithms", [], "should be at least one")
+    check("algorithms", algorithms, len(algorithms) > 0, "should be at least one")
     for algorithm in algorithms:
         if not isinstance(algorithm, Algorithm):
             raise InputError("algorithms", algorithm, "should be an Algorithm, such as algorithms.folb()")
-    if not isinstance(model, Model):
-        raise InputError("model", model, "should be a Model, such as models.logistic(shape, classes)")
+    check("model", model, isinstance(model, Model), "should be a Model, such as models.logistic(shape, classes)")
     check_whole("rounds", rounds, 1, ENDLESS)
     check_whole("evaluate_every", evaluate_every, 1, ENDLESS)
-    if evaluate_every > rounds:
-        raise InputError("evaluate_every", evaluate_every, f"should be between 1 and rounds = {rounds}")
-    if not len(seeds):
-        raise InputError("seeds", list(seeds), "should be at least one")
+    expected = f"should be between 1 and rounds = {rounds}"
+    check("evaluate_every", evaluate_every, evaluate_every <= rounds, expected)
+    check("seeds", [], len(seeds) > 0, "should be at least one")
     for seed in seeds:
         check_whole("seeds", seed, 0, 2**32 - 1)
     for algorithm in algorithms:
         _check_algorithm(algorithm, federation, streamed)
-    if len(federation.test.y) == 0:
-        raise InputError(f"{federation.name}: test samples", 0, "should be at least 1")
+    check(f"{federation.name}: test samples", 0, len(federation.test.y) > 0, "should be at least 1")
     _check_judged(model, federation)
-    for algorithm in algorithms:
-        if federation.regression and algorithm.attack is not None and algorithm.attack.poison:
-            raise InputError("attack", algorithm.settings.get("attack"), "changes classes, but the labels are numbers")
     if model.codes is not None and federation.expand is None:
         _check_codes(federation, model.codes)
     N, params = federation.N, params_like(model)
@@ -108,8 +100,8 @@ def settled(
 
 def streams(federation: Federation, stream: bool | None) -> bool:
     """Whether the samples stay on the host: as asked, or if they take more than half of the memory."""
-    if stream not in (None, True, False):
-        raise InputError("stream", stream, "should be true, false, or none to decide by the samples' size")
+    expected = "should be true, false, or none to decide by the samples' size"
+    check("stream", stream, stream in (None, True, False), expected)
     return federation.nbytes > memory() // 2 if stream is None else bool(stream)
 
 
@@ -124,13 +116,14 @@ def _check_algorithm(algorithm: Algorithm, federation: Federation, streamed: boo
         check_around(algorithm)
     if algorithm.robust is not None and algorithm.asynchrony is None:
         check_enough(algorithm.robust, how.enough, int if how.distinct else partial(different_devices, N))
-    if streamed and not how.ahead:
+    if streamed:
         reason = "streaming (stream=True, --stream) draws devices some rounds ahead"
         expected = f"should be an algorithm whose draws need neither a survey nor a memory: {reason}"
-        raise InputError("algorithms", algorithm.name, expected)
-    if streamed and (algorithm.attack is not None or algorithm.own_samples):
+        check("algorithms", algorithm.name, how.ahead, expected)
         expected = "should have neither an attack nor robust=fltrust: with streaming, only some samples are at hand"
-        raise InputError("algorithms", algorithm.name, expected)
+        check("algorithms", algorithm.name, algorithm.attack is None and not algorithm.own_samples, expected)
+    if federation.regression and algorithm.attack is not None and algorithm.attack.poison:
+        raise InputError("attack", algorithm.settings.get("attack"), "changes classes, but the labels are numbers")
     # a batch of unit "step" may span many passes through a device's samples, and takes memory for each sample
     largest = int(federation.train.size.max())
     most = max(largest, SMALL_BATCH)
@@ -140,18 +133,12 @@ def _check_algorithm(algorithm: Algorithm, federation: Federation, streamed: boo
 
 
 def _check_concurrency(M: int, K: int, N: int, streamed: bool) -> None:
-    if M > N:
-        raise InputError("concurrency", M, f"should be at most the {N} devices: a device works once at a time")
-    if K > N:
-        raise InputError(
-            "select.K", K, f"should be at most the {N} devices: a round has one reply of each device at most"
-        )
-    if M + K - 1 > N:
-        reason = f"M - 1 devices at work and K - 1 replies in the buffer leave none of the {N} to start"
-        raise InputError("concurrency", M, f"should be at most N - K + 1 = {N - K + 1} with K = {K}: {reason}")
-    if streamed:
-        expected = "should be None with streaming (stream=True, --stream), which draws devices some rounds ahead"
-        raise InputError("concurrency", M, expected)
+    check("concurrency", M, M <= N, f"should be at most the {N} devices: a device works once at a time")
+    check("select.K", K, K <= N, f"should be at most the {N} devices: a round has one reply of each device at most")
+    reason = f"M - 1 devices at work and K - 1 replies in the buffer leave none of the {N} to start"
+    check("concurrency", M, M + K - 1 <= N, f"should be at most N - K + 1 = {N - K + 1} with K = {K}: {reason}")
+    expected = "should be None with streaming (stream=True, --stream), which draws devices some rounds ahead"
+    check("concurrency", M, not streamed, expected)
 
 
 def _check_labels(federation: Federation, model: Model, params: Params, sample: jax.ShapeDtypeStruct) -> None:
@@ -160,9 +147,8 @@ def _check_labels(federation: Federation, model: Model, params: Params, sample: 
         return
     scores = jax.eval_shape(model.scores, params, sample)
     classes, largest = scores.shape[-1], int(max(side.y.max() for side in (federation.train, federation.test)))
-    if largest >= classes:
-        expected = f"should be at least {largest + 1}, for labels from 0 to {largest}"
-        raise InputError("model: classes", classes, expected)
+    expected = f"should be at least {largest + 1}, for labels from 0 to {largest}"
+    check("model: classes", classes, largest < classes, expected)
 
 
 def _bounded(algorithm: Algorithm, federation: Federation) -> Algorithm:
@@ -175,23 +161,20 @@ def _bounded(algorithm: Algorithm, federation: Federation) -> Algorithm:
 
 def _check_codes(federation: Federation, codes: int) -> None:
     for x in (federation.train.x, federation.test.x):
-        if not np.issubdtype(x.dtype, np.integer):
-            raise InputError("x", x.dtype.name, f"should be whole numbers from 0 to {codes - 1}, which the model takes")
+        expected = f"should be whole numbers from 0 to {codes - 1}, which the model takes"
+        check("x", x.dtype.name, np.issubdtype(x.dtype, np.integer), expected)
         if x.size and not (x.min() >= 0 and x.max() < codes):
             span = f"{x.min()} to {x.max()}"
             raise InputError("x", span, f"should be from 0 to {codes - 1}, as many codes as there are classes")
 
 
 def measured(asked: Sequence[Any], model: Model, federation: Federation) -> tuple[Metric, ...]:
-    """What is measured besides the accuracy: what the model is judged by, and what was asked for, if it fits.
-
-    The accuracy of a classifier is measured anyway, and need not be asked for.
-    """
+    """What is measured besides the accuracy: what the model is judged by, and what was asked for, if it fits."""
     judge = measure(model.judged_by)
-    wanted = dict.fromkeys(one for one in (judge, *measures.chosen(asked)) if one.name != ACCURACY)
+    wanted = tuple(dict.fromkeys(one for one in (judge, *measures.chosen(asked)) if one.name != ACCURACY))
     for one in wanted:
         _check_fits(one, model, federation)
-    return tuple(wanted)
+    return wanted
 
 
 def _check_judged(model: Model, federation: Federation) -> None:
@@ -208,22 +191,18 @@ def _check_judged(model: Model, federation: Federation) -> None:
 
 
 def _check_fits(metric: Metric, model: Model, federation: Federation) -> None:
-    def refuse(expected: str) -> InputError:
-        return InputError("metrics", metric.name, expected)
-
-    fitting, k = NUMBERS if is_regression(model.judged_by) else CLASSES, dict(metric.fixed).get("k")
-    if metric.task and metric.task != fitting:
-        known = (name for name, one in KNOWN.items() if one.task == fitting and name != ACCURACY)
-        others = f"{', '.join(known)} or fairness would fit"
-        does = {CLASSES: "tells classes apart", NUMBERS: "predicts numbers"}[fitting]
-        raise refuse(f"is for {metric.task}, but the model {does}: {others}")
-    if "scores" in metric.needs and model.scores is None:
-        raise refuse("needs the scores of classes, but the model has none (Model.scores): f1 would fit")
-    if k is not None and k >= federation.classes:
-        least = "there is no such metric for two classes" if federation.classes == 2 else "it would always be 100 %"
-        raise refuse(f"should be less than the {federation.classes} classes: {least}")
-    if "own" in metric.needs and not federation.test.size.any():
-        raise refuse("needs test samples of the devices, but only the server has any")
+    fits = partial(check, "metrics", metric.name)
+    fitting, k = NUMBERS if is_regression(model.judged_by) else CLASSES, dict(metric.fixed).get("k", 0)
+    known = (name for name, one in KNOWN.items() if one.task == fitting and name != ACCURACY)
+    does = {CLASSES: "tells classes apart", NUMBERS: "predicts numbers"}[fitting]
+    others = f"{', '.join(known)} or fairness would fit"
+    fits(metric.task in ("", fitting), f"is for {metric.task}, but the model {does}: {others}")
+    scored = "scores" not in metric.needs or model.scores is not None
+    fits(scored, "needs the scores of classes, but the model has none (Model.scores): f1 would fit")
+    least = "there is no such metric for two classes" if federation.classes == 2 else "it would always be 100 %"
+    fits(not k or k < federation.classes, f"should be less than the {federation.classes} classes: {least}")
+    has_own = "own" not in metric.needs or federation.test.size.any()
+    fits(has_own, "needs test samples of the devices, but only the server has any")
 
 
 SAMPLE = 1000  # samples of each side that a costly model is evaluated on
@@ -243,10 +222,7 @@ def check_evaluate(evaluate: Any) -> None:
 
 
 def usual(federation: Federation, model: Model) -> int | None:
-    """How many samples of each side the model is evaluated on by default; None: all of them.
-
-    It depends on the model and the data alone, so that it is the same on every machine.
-    """
+    """How many samples of each side are evaluated by default, the same on every machine; None: all of them."""
     samples = len(federation.train.y) + len(federation.test.y)
     if samples <= SAMPLE:
         return None
@@ -268,10 +244,7 @@ def _fewer(federation: Federation, n: int) -> int | None:
 
 
 def evaluated_on(federation: Federation, n: int | None, judged_by: str = ACCURACY, fairness: bool = False) -> str:
-    """What is evaluated, and how far the accuracy may be from that on all test samples; "" if it is on all.
-
-    With `fairness`, also how far the accuracy of a device may be from that on all of its test samples.
-    """
+    """What is evaluated, and how far the accuracy, with `fairness` also a device's, may be from that on all samples."""
     if n is None:
         return ""
     train, test = len(federation.train.y), len(federation.test.y)

@@ -27,7 +27,7 @@ from folb.core.system import System
 from folb.core.trace import Trace
 from folb.core.upload import Upload
 from folb.data.federation import Federation
-from folb.errors import InputError
+from folb.errors import InputError, check
 from folb.measures import Metric
 from folb.models import Model
 from folb.models.model import operations
@@ -165,12 +165,9 @@ class Simulation:
         self,
         observers: Sequence[Observer] = (),
         checkpoints: Path | None = None,
-        when_all_play: Callable[[], None] = lambda: None,
+        when_all_play: Callable[[], None] = lambda: None,  # called once the first rounds of every program are played
     ) -> list[Run]:
-        """Play the rounds, and let the observers know; `checkpoints` is explained at `simulate`.
-
-        when_all_play() is called once the first rounds of every program are played.
-        """
+        """Play the rounds, and let the observers know; `checkpoints` is explained at `simulate`."""
         if checkpoints is not None:
             atomic.directory(checkpoints)
         begun = itertools.count(1)  # one that threads may share
@@ -217,12 +214,11 @@ def simulation(whole: Settled, *, accelerators: int | str = 1, **chosen: Any) ->
     )
     traced = isinstance(shared.system, Trace)
     for algorithm in algorithms:
-        if traced and algorithm.selection.first is not None:
+        if traced:
             expected = "should be an algorithm that does not ask all devices at once: not all are online"
-            raise InputError("algorithms", algorithm.name, expected)
-        if traced and algorithm.privacy is not None and algorithm.privacy.scheme != "poisson":
-            expected = "should be poisson with privacy, if not all devices are online"
-            raise InputError("select", "uniform", expected)
+            check("algorithms", algorithm.name, algorithm.selection.first is None, expected)
+            each_joins = algorithm.privacy is None or algorithm.privacy.scheme == "poisson"
+            check("select", "uniform", each_joins, "should be poisson with privacy, if not all devices are online")
         if shared.clocked and algorithm.asynchrony is not None:
             expected = "should be a system model without a clock, such as network: these devices start one by one"
             raise InputError("system", f"with {algorithm.name}", expected)
@@ -296,12 +292,9 @@ def played(play: Callable[[int, Observer], T], programs: int, together: int, obs
 
 
 def round_cost(whole: Settled, system: System, algorithm: Algorithm) -> float:
-    """About how many gradients of single samples a round computes, with its share of the evaluations.
-
-    Rounds of light models all cost the same: there it is not the samples that take the time.
-    """
+    """About how many gradients of single samples a round computes, with its share of the evaluations."""
     federation, evaluated = whole.federation, whole.evaluated
-    if not whole.model.heavy:
+    if not whole.model.heavy:  # it is not the samples that take the time
         return 1.0
     solver, size = algorithm.solver, federation.train.size
     devices = jnp.arange(min(len(size), ASKED))

@@ -174,17 +174,8 @@ def _sgd(
         """The rows of every slot's batches from s on, and their weights: [unroll, slots, batch]."""
         return jax.vmap(batch)(s + jnp.arange(unroll))
 
-    def step(
-        at: tuple[Params, Any],
-        x: Array,
-        y: Array,
-        weight: Array,
-        active: Array,
-        here: Params,
-        settings: Settings,
-        words: Array | None,
-    ) -> tuple[Params, Any]:
-        w, _ = at
+    def step(at: Any, batch: Any, active: Array, here: Params, settings: Settings, words: Array | None) -> Any:
+        (w, _), (x, y, weight) = at, batch
         key = None if words is None else randomness.key_of(words)
         g = jax.grad(lambda w: jnp.sum(weight * model.losses(w, x, y, key)))(w)
         g = jax.tree.map(lambda d, v, v0: d + settings.mu * (v - v0), g, w, here)
@@ -197,7 +188,7 @@ def _sgd(
         x, y = data.take(rows)
         for u in range(unroll):
             words = step_words(slots.words, s + u) if random else None
-            at = each(at, x[u], y[u], weight[u], s + u < steps, here, settings, words)
+            at = each(at, (x[u], y[u], weight[u]), s + u < steps, here, settings, words)
         return s + unroll, at, batches(s + unroll)
 
     # The next batches are part of the loop's state: otherwise the compiler would compute their rows again in every
@@ -257,11 +248,6 @@ def gradients(problem: Problem, stack: Params, device: Array, wanted: Array) -> 
     return _means(problem, jax.grad, stack, stack, device, wanted)
 
 
-def losses(problem: Problem, stack: Params, device: Array, wanted: Array) -> Array:
-    """F_k at each slot's own parameters: the mean over all samples of the slot's device."""
-    return _means(problem, lambda loss: loss, jnp.zeros(len(device)), stack, device, wanted)
-
-
 def _means(problem: Problem, of: Callable[..., Any], like: Params, stack: Params, device: Array, wanted: Array) -> Any:
     """of(loss) over all samples of each slot's device, each with weight 1 / n_k; what it returns, stacked, is `like`.
 
@@ -297,12 +283,10 @@ def _means(problem: Problem, of: Callable[..., Any], like: Params, stack: Params
 
 
 def trusted_update(problem: Problem, algorithm: Algorithm, params: Params, seed: Any, steps: Array) -> Params | None:
-    """The server's own update: full-gradient steps on its `own_samples`, as many as the median of `steps`.
-
-    None without such samples. These are drawn from the training samples of all devices, with replacement, once a run.
-    """
+    """The server's own update: full-gradient steps on its `own_samples`, as many as the median of `steps`."""
     if not algorithm.own_samples:
         return None
+    # drawn from the training samples of all devices, with replacement, once a run
     words = randomness.words(seed, randomness.HOME, randomness.SERVER, algorithm.own_samples)
     x, y = problem.train.take(randomness.below(len(problem.train.y), words))
     solver = algorithm.solver
@@ -340,10 +324,8 @@ class Sources:
     @cached_property
     def loss(self) -> Array:
         """F_k(w^t)."""
-        return losses(self.problem, self.params, self.device, self.wanted)
-
-
-ALIKE = ("mu", "key")  # the same for all slots
+        like = jnp.zeros(len(self.device))
+        return _means(self.problem, lambda loss: loss, like, self.params, self.device, self.wanted)
 
 
 def computed(uploads: Iterable[Upload], sources: Sources) -> dict[str, Any]:
@@ -351,7 +333,7 @@ def computed(uploads: Iterable[Upload], sources: Sources) -> dict[str, Any]:
     values: dict[str, Any] = {}
     for upload in uploads:
         known = {name: getattr(sources, name) for name in upload.needs}
-        axes = {name: None if name in ALIKE else 0 for name in known}
+        axes = {name: None if name in ("mu", "key") else 0 for name in known}  # those are the same for all slots
         values[upload.name] = jax.vmap(upload, in_axes=(axes,), axis_size=len(sources.device))(known)
     return values
 

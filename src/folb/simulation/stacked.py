@@ -21,7 +21,7 @@ from jax import Array
 
 from folb.core import privacy
 from folb.core.algorithm import Algorithm
-from folb.core.round import Sizes, State, nbytes, sizes, upload_shape
+from folb.core.round import Sizes, State, nbytes, sizes
 from folb.data.federation import Federation
 from folb.errors import InputError
 from folb.measures import measured
@@ -56,9 +56,7 @@ class Job(NamedTuple):
 def check_shapes(problem: Problem, jobs: list[Job]) -> None:
     """Trace a round, so that a rule that returns a wrong shape is found before any other algorithm is run."""
     stacked, states, seeds = _begun(problem, jobs, jax.eval_shape)
-    survey = jobs[0].algorithm.selection.survey
-    for upload in (*jobs[0].algorithm.uploads, *([] if survey is None else [survey])):
-        upload_shape(upload, params_like(problem.model))
+    sizes(jobs[0].algorithm, params_like(problem.model))  # it tells what is wrong with an upload
     jax.eval_shape(one_round, problem, stacked, states, seeds, np.int32(1), np.int32(1), None)
 
 
@@ -127,10 +125,9 @@ class _Stack:
         shapes = jax.eval_shape(one_round, *self.inputs)[1]
         nothing = jax.tree.map(lambda leaf: np.zeros((0, *leaf.shape), leaf.dtype), shapes)
         self.at = (1, states, [nothing])  # the next round, the states before it, and what was recorded
-        # looked up once: each upload is traced for the sizes of messages
-        known, self.metrics = [job.algorithm for job in jobs], measured(problem.metrics)
-        model = params_like(problem.model)
-        self.sizes = [sizes(one, model) for one in known]
+        # looked up once: each upload is traced for the sizes of messages, which are those of all runs
+        self.sizes, self.metrics = sizes(jobs[0].algorithm, params_like(problem.model)), measured(problem.metrics)
+        known = [job.algorithm for job in jobs]
         self.about: list[Any] = [{"algorithm": one.name, "parameters": dict(one.settings)} for one in known]
 
     def runs(self, first: int, record: Measured) -> dict[int, Run]:
@@ -142,7 +139,7 @@ class _Stack:
         job, evaluated = self.jobs[r], rounds % self.every == 0
         own: Any = jax.tree.map(lambda leaf: np.asarray(leaf)[:, r], record)
         info, values = own.info, jax.tree.map(lambda leaf: leaf[evaluated], own.evaluation)
-        up, down = traffic(self.sizes[r], info)
+        up, down = traffic(self.sizes, info)
         more = {name: own.evaluation.own if name == "own" else getattr(info, name) for name in self.problem.record}
         if job.algorithm.privacy is not None:
             more["epsilon"] = np.array([privacy.spent(job.algorithm, self.federation.N, int(t)) for t in rounds])

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
-from folb.core.upload import NORM, Upload
+from folb.core.upload import Upload
 from folb.simulation.evaluate import sum_over_blocks
 from folb.simulation.problem import Problem
 from folb.simulation.solve import Sources, computed
@@ -40,11 +40,6 @@ def owners(problem: Problem) -> tuple[Array, Array]:
     size = problem.train.size
     owner = jnp.repeat(jnp.arange(len(size)), size, total_repeat_length=len(problem.train.y))
     return owner, (problem.share / size)[owner]
-
-
-def survey_norms(problem: Problem, params: Params, group: int) -> Array:
-    """||grad F_k|| for all N devices."""
-    return survey_arrays(problem, NORM, params, 0.0, group, jnp.zeros(2, jnp.uint32))
 
 
 def survey_arrays(

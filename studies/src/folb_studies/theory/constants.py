@@ -9,10 +9,11 @@ import jax.numpy as jnp
 from jax import Array
 
 from folb.core import tree
+from folb.core.upload import NORM
 from folb.simulation import solve
 from folb.simulation.evaluate import sum_over_blocks
 from folb.simulation.problem import Problem
-from folb.simulation.survey import owners, survey_inner_products, survey_norms
+from folb.simulation.survey import owners, survey_arrays, survey_inner_products
 from folb.typing import Params
 
 GROUP = 10  # devices whose gradients or Hessians are computed at a time
@@ -64,7 +65,7 @@ def estimate(problem: Problem, params: Params, iterations: Array | int = 100) ->
     and sigma come from the Hessians at w^t; power iteration approaches them from below.
     """
     square = survey_inner_products(problem, params) @ problem.share
-    largest = jnp.max(survey_norms(problem, params, GROUP))
+    largest = jnp.max(survey_arrays(problem, NORM, params, 0.0, GROUP, jnp.zeros(2, jnp.uint32)))
     most, least = curvature(problem, params, iterations)
     return Constants(
         B=jnp.where(square > 0, largest / jnp.sqrt(jnp.where(square > 0, square, 1.0)), jnp.inf),
