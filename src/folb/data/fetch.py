@@ -25,16 +25,13 @@ MOST = 2_000_000_000  # bytes of a file whose size is not published
 
 
 class Source(NamedTuple):
-    """A published file: its path in the data directory, its addresses, and its size and sha256 if published.
-
-    Of a zip or tar.gz archive with `members` (name in the archive -> name next to it), only these members are kept.
-    """
+    """A published file: its path in the data directory, its addresses, and its size and sha256 if published."""
 
     path: str
     urls: tuple[str, ...]
     size: int | None = None
     sha256: str | None = None
-    members: Mapping[str, str] = MappingProxyType({})
+    members: Mapping[str, str] = MappingProxyType({})  # all that is kept of an archive: name in it -> name next to it
     limit: int = 0  # bytes of all members together
 
 
@@ -57,8 +54,8 @@ _GLOVE = Source(
 )
 
 
-def _cifar(title: str, size: int, sha256: str, *forms: cifar.Form) -> tuple[Source, ...]:
-    form, archive = forms[0], f"{title}-binary.tar.gz"
+def _cifar(size: int, sha256: str, *forms: cifar.Form) -> tuple[Source, ...]:
+    form, archive = forms[0], f"{forms[0].title.lower()}-binary.tar.gz"
     members = {f"{form.unpacked}/{name}": name for name in (*form.files, *(form.names for form in forms))}
     url = f"https://www.cs.toronto.edu/~kriz/{archive}"
     return (Source(f"{form.dataset}/{archive}", (url,), size, sha256, members, 200_000_000),)
@@ -76,15 +73,9 @@ SOURCES: dict[str, tuple[Source, ...]] = {
             sha256="cdb389c8d41d5facab79a4a8d452724c30d9c629a1c1e0b1e9ae9de2c633522b",
         ),
     ),
-    "cifar10": _cifar(
-        "cifar-10", 170_052_171, "c4a38c50a1bc5f3a1c5537f2155ab9d68f9f25eb1ed8d9ddda3db29a59bca1dd", cifar.CIFAR10
-    ),
+    "cifar10": _cifar(170_052_171, "c4a38c50a1bc5f3a1c5537f2155ab9d68f9f25eb1ed8d9ddda3db29a59bca1dd", cifar.CIFAR10),
     "cifar100": _cifar(
-        "cifar-100",
-        168_513_733,
-        "58a81ae192c23a4be8b1804d68e518ed807d710a4eb253b1f2a199162a40d8ec",
-        cifar.FINE,
-        cifar.COARSE,
+        168_513_733, "58a81ae192c23a4be8b1804d68e518ed807d710a4eb253b1f2a199162a40d8ec", cifar.FINE, cifar.COARSE
     ),
     "shakespeare": (
         Source(
@@ -154,10 +145,7 @@ def _get(source: Source, root: Path, progress: Progress) -> list[Path]:
 def download(
     url: str, path: Path, *, size: int | None = None, sha256: str | None = None, progress: Progress = _quiet
 ) -> None:
-    """Download to `path`, through `path`.part, which is renamed when its size and checksum are right.
-
-    An earlier .part is resumed if there is a checksum to tell whether the two pieces fit.
-    """
+    """Download through `path`.part; an earlier one is resumed if a checksum can tell whether the two pieces fit."""
     part = path.with_name(path.name + ".part")
     begun = part.stat().st_size if sha256 is not None and part.exists() else 0
     if size is not None and begun > size:
