@@ -32,7 +32,7 @@ def directories() -> list[Path]:
 def cached(
     recipe: Mapping[str, Any], sources: Sequence[Path], build: Callable[[], dict[str, NDArray]]
 ) -> dict[str, NDArray]:
-    """The arrays of `build()`, or of a sound entry for these sources and the `recipe`: all else that matters, as JSON."""
+    """The arrays of `build()`, or of a sound entry for these sources and `recipe`: all else that matters, as JSON."""
     stats = [(str(path), path.stat().st_size, path.stat().st_mtime_ns) for path in sources]
     key = hashlib.sha256(json.dumps([FORMAT, recipe, stats], sort_keys=True).encode()).hexdigest()
     name = f"{recipe.get('dataset', 'data')}-{key[:16]}.npz"

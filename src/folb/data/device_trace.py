@@ -31,8 +31,6 @@ LINES = 5 * 10**6  # in a file
 
 
 class Table(NamedTuple):
-    """The columns of a trace, as they are in its file."""
-
     path: Path
     columns: dict[str, NDArray]
 

@@ -99,7 +99,7 @@ def found(source: str) -> tuple[str, list[Path]]:
         if paths and source in ("any", form):
             return form, paths
     wanted = {"leaf": "train/*.json and test/*.json", "npz": "femnist_writers.npz"}
-    raise source_files.MissingError("femnist", wanted.get(source, "train-00000-of-00001.parquet"))
+    return source, [source_files.raw("femnist", wanted.get(source, "train-00000-of-00001.parquet"))]  # it raises
 
 
 def _stacked(paths: list[Path], parts: list[Images]) -> dict[str, NDArray]:

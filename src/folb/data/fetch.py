@@ -42,8 +42,27 @@ _MNIST = {
     "t10k-labels-idx1-ubyte.gz": (4_542, "f7ae60f92e00ec6debd23a6088c31dbd2371eca3ffa0defaefb259924204aec6"),
 }
 _MIRRORS = ("https://ossci-datasets.s3.amazonaws.com/mnist/", "https://storage.googleapis.com/cvdf-datasets/mnist/")
-_FEMNIST = "https://huggingface.co/datasets/flwrlabs/femnist/resolve/df739a2b09df2b5cc1ec93107659b9a9a8566487/data/"
+_HUB = "https://huggingface.co/datasets/flwrlabs/femnist/resolve/df739a2b09df2b5cc1ec93107659b9a9a8566487/data/"
 _GUTENBERG = "https://www.gutenberg.org/files/100/old/"
+_FEMNIST = Source(
+    "femnist/train-00000-of-00001.parquet",
+    (_HUB + "train-00000-of-00001.parquet",),
+    sha256="cdb389c8d41d5facab79a4a8d452724c30d9c629a1c1e0b1e9ae9de2c633522b",
+)
+_SHAKESPEARE = Source(
+    "shakespeare/1994-01-100.zip",
+    (_GUTENBERG + "old/1994-01-100.zip", _GUTENBERG + "1994-01-100.zip"),
+    members={"100.txt": "pg100.txt"},
+    limit=20_000_000,
+)
+_TWEETS = Source(
+    "sent140/trainingandtestdata.zip",
+    ("https://cs.stanford.edu/people/alecmgo/trainingandtestdata.zip",),
+    81_363_704,
+    "004a3772c8a7ff9bbfeb875880f47f0679d93fc63e5cf9cff72d54a8a6162e57",
+    {sent140.TWEETS: sent140.TWEETS},
+    500_000_000,
+)
 _GLOVE = Source(
     "glove/glove.6B.zip",
     ("https://nlp.stanford.edu/data/glove.6B.zip", "https://downloads.cs.stanford.edu/nlp/data/glove.6B.zip"),
@@ -66,36 +85,13 @@ SOURCES: dict[str, tuple[Source, ...]] = {
         Source(f"mnist/{name}", tuple(mirror + name for mirror in _MIRRORS), size, sha256)
         for name, (size, sha256) in _MNIST.items()
     ),
-    "femnist": (
-        Source(
-            "femnist/train-00000-of-00001.parquet",
-            (_FEMNIST + "train-00000-of-00001.parquet",),
-            sha256="cdb389c8d41d5facab79a4a8d452724c30d9c629a1c1e0b1e9ae9de2c633522b",
-        ),
-    ),
+    "femnist": (_FEMNIST,),
     "cifar10": _cifar(170_052_171, "c4a38c50a1bc5f3a1c5537f2155ab9d68f9f25eb1ed8d9ddda3db29a59bca1dd", cifar.CIFAR10),
     "cifar100": _cifar(
         168_513_733, "58a81ae192c23a4be8b1804d68e518ed807d710a4eb253b1f2a199162a40d8ec", cifar.FINE, cifar.COARSE
     ),
-    "shakespeare": (
-        Source(
-            "shakespeare/1994-01-100.zip",
-            (_GUTENBERG + "old/1994-01-100.zip", _GUTENBERG + "1994-01-100.zip"),
-            members={"100.txt": "pg100.txt"},
-            limit=20_000_000,
-        ),
-    ),
-    "sent140": (
-        Source(
-            "sent140/trainingandtestdata.zip",
-            ("https://cs.stanford.edu/people/alecmgo/trainingandtestdata.zip",),
-            81_363_704,
-            "004a3772c8a7ff9bbfeb875880f47f0679d93fc63e5cf9cff72d54a8a6162e57",
-            {sent140.TWEETS: sent140.TWEETS},
-            500_000_000,
-        ),
-        _GLOVE,
-    ),
+    "shakespeare": (_SHAKESPEARE,),
+    "sent140": (_TWEETS, _GLOVE),
     "glove": (_GLOVE,),
 }
 

@@ -49,20 +49,17 @@ def _home() -> Path:
 
 
 def raw(dataset: str, *names: str) -> Path:
-    """The first of `names` that exists in the dataset's folder."""
+    """The first of `names` that exists in the dataset's folder; if none does, the error asks for the first."""
     folder = directory() / dataset
     for name in names:
         if (folder / name).exists():
             return folder / name
-    raise MissingError(dataset, names[0])
+    advice = f"put it in {folder}, or let `folb data fetch {dataset}` get it"
+    raise MissingError(dataset, names[0], f"is not there: {advice}")
 
 
 class MissingError(InputError):
-    """A dataset's file is not there: which one to put where."""
-
-    def __init__(self, dataset: str, name: str) -> None:
-        where = f"put it in {directory() / dataset}, or let `folb data fetch {dataset}` get it"
-        super().__init__(dataset, name, f"is not there: {where}")
+    """A dataset's file is not there."""
 
 
 def writable(folder: Path) -> bool:
