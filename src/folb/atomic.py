@@ -17,27 +17,24 @@ import time
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from folb.errors import InputError
 
 
 def replace(path: Path, content: bytes) -> None:
     """Write `content` to the file, whole or not at all."""
-    with filled(path) as handle:
-        write(handle, content)
+    with filled(path) as file:
+        file.write(content)
 
 
 @contextlib.contextmanager
-def filled(path: Path) -> Iterator[int]:
-    """The handle of a file to fill. It gets the name `path` once it is flushed; after an error it is removed."""
-    with _renamed(path, os.unlink) as part:
-        handle = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o666)
-        try:
-            yield handle
-            os.fsync(handle)
-        finally:
-            os.close(handle)
+def filled(path: Path) -> Iterator[IO[bytes]]:
+    """A file to fill. It gets the name `path` once it is flushed; after an error it is removed."""
+    with _renamed(path, os.unlink) as part, open(part, "wb") as file:
+        yield file
+        file.flush()
+        os.fsync(file.fileno())
 
 
 @contextlib.contextmanager
@@ -89,8 +86,7 @@ def directory(path: Path) -> None:
     """Create the directory if it is missing, and check that a file can be written to it."""
     try:
         path.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryFile(dir=path):
-            pass
+        tempfile.TemporaryFile(dir=path).close()
     except OSError as error:
         raise InputError("out", str(path), f"should be a directory to write to: {error.strerror}") from error
 
@@ -119,16 +115,11 @@ LOCK = ".folb-lock"
 
 def holder(path: Path) -> dict[str, Any] | None:
     """The process that now runs the experiment of this directory, read from its lock; None if there is none."""
-    try:
-        handle = os.open(path / LOCK, os.O_RDWR)
-    except OSError:
-        return None
-    try:
-        fcntl.flock(handle, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except OSError:
-        return _parsed_lock(os.read(handle, 4096))
-    finally:
-        os.close(handle)
+    with contextlib.suppress(OSError), open(path / LOCK, "rb+", buffering=0) as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except OSError:
+            return _parsed_lock(file.read(4096))
     return None
 
 

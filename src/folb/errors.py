@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import difflib
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from numbers import Integral
 from typing import Any
 
@@ -75,6 +76,17 @@ def choose(field: str, value: str, choices: Iterable[str]) -> str:
     if isinstance(value, str) and value in choices:  # an array would be compared number by number
         return value
     raise InputError(field, value, f"{hint(value, choices)}choose one of {', '.join(sorted(choices))}")
+
+
+@contextmanager
+def refused(field: str, expected: str, *kinds: type[Exception]) -> Iterator[None]:
+    """Raise an `InputError` for errors of these kinds, with what they say as the value."""
+    try:
+        yield
+    except InputError:
+        raise
+    except kinds as error:
+        raise InputError(field, str(error), expected) from error
 
 
 def hint(value: str, choices: Iterable[str]) -> str:

@@ -32,16 +32,12 @@ def directories() -> list[Path]:
 def cached(
     recipe: Mapping[str, Any], sources: Sequence[Path], build: Callable[[], dict[str, NDArray]]
 ) -> dict[str, NDArray]:
-    """The arrays of `build()`, or of the cache if it has a sound entry for this recipe and these sources.
-
-    `recipe` is everything else that the arrays depend on, in JSON's types; "dataset" is the dataset's name.
-    """
+    """The arrays of `build()`, or of a sound entry for these sources and `recipe`: all else that matters, as JSON."""
     stats = [(str(path), path.stat().st_size, path.stat().st_mtime_ns) for path in sources]
     key = hashlib.sha256(json.dumps([FORMAT, recipe, stats], sort_keys=True).encode()).hexdigest()
     name = f"{recipe.get('dataset', 'data')}-{key[:16]}.npz"
     for folder in directories():
-        arrays = _load(folder / name)
-        if arrays is not None:
+        if (arrays := _load(folder / name)) is not None:
             return arrays
     arrays = build()
     for folder in directories():
@@ -60,15 +56,13 @@ def _load(path: Path) -> dict[str, NDArray] | None:
 
 def _store(path: Path, arrays: dict[str, NDArray]) -> bool:
     """Write an entry under a temporary name and rename it. If the disk is full, only the entry is lost, not the run."""
-    part = None
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.NamedTemporaryFile(dir=path.parent, suffix=".part", delete=False) as file:
-            part = Path(file.name)
-            np.savez(file, allow_pickle=False, **arrays)
-        os.replace(part, path)
+        with tempfile.TemporaryDirectory(dir=path.parent) as folder:
+            part = Path(folder, path.name)
+            with open(part, "wb") as file:
+                np.savez(file, allow_pickle=False, **arrays)
+            os.replace(part, path)
         return True
     except OSError:
-        if part is not None:
-            part.unlink(missing_ok=True)
         return False

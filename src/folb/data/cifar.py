@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, Literal, NamedTuple, get_args
+from typing import Annotated, Any, Literal, NamedTuple, get_args
 
 import numpy as np
 
@@ -72,8 +72,8 @@ def cifar10(
     The 50,000 training images are shared out, and the server tests on the other 10,000. Images are 32 x 32 pixels with
     three channels last. Each channel is standardised over the training images. The federation holds bytes.
     """
-    numbers = {"devices": devices, "classes": classes, "alpha": alpha, "each": shards, "capped": capped}
-    return _federation(CIFAR10, test, partition, draw, numbers)
+    how = dict(name=partition, devices=devices, classes=classes, alpha=alpha, each=shards, capped=capped)
+    return _federation(CIFAR10, test, draw, how)
 
 
 def cifar100(
@@ -93,20 +93,18 @@ def cifar100(
     All else is as for CIFAR-10.
     """
     form = {"fine": FINE, "coarse": COARSE}[choose("labels", labels, ("fine", "coarse"))]
-    numbers = {"devices": devices, "classes": classes, "alpha": alpha, "each": shards, "capped": capped}
-    return _federation(form, test, partition, draw, numbers)
+    how = dict(name=partition, devices=devices, classes=classes, alpha=alpha, each=shards, capped=capped)
+    return _federation(form, test, draw, how)
 
 
-def _federation(
-    form: Form, test: str, partition: partitions.Name, draw: int, numbers: dict[str, int | float | None]
-) -> Federation:
+def _federation(form: Form, test: str, draw: int, how: dict[str, Any]) -> Federation:
     check_whole("draw", draw, 0)
-    choose("partition", partition, get_args(partitions.Name))
+    choose("partition", how["name"], get_args(partitions.Name))
     choose("test", test, ("server", "devices"))
     sources = raw_files(form)
     stored = cached({"dataset": form.dataset}, sources, lambda: _parse(form, sources))
     y, classes = stored["y"][:, form.at], form.labels[form.at]
-    federation = shared_out(form.dataset, stored, y, classes, test == "server", partition, draw, numbers)
+    federation = shared_out(form.dataset, stored, y, classes, test == "server", draw, how)
     note = f"a sample of {form.title}: {len(y):,} of {IMAGES:,} images" if len(y) < IMAGES else ""
     return replace(federation, note=note, class_names=_names(sources[0].parent / form.names, classes))
 
@@ -149,7 +147,6 @@ def _read(path: Path, labels: tuple[int, ...]) -> NDArray:
 
 
 def _names(path: Path, classes: int) -> tuple[str, ...] | None:
-    """The names of the classes, if their file is next to the images."""
     if not path.exists():
         return None
     text = source_files.content(path, limit=LONGEST).decode("utf-8", "replace")

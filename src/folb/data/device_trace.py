@@ -31,8 +31,6 @@ LINES = 5 * 10**6  # in a file
 
 
 class Table(NamedTuple):
-    """The columns of a trace, as they are in its file."""
-
     path: Path
     columns: dict[str, NDArray]
 
@@ -43,8 +41,8 @@ class Table(NamedTuple):
             raise InputError(f"{self.path}, {place}: {name}", value, expected)
 
     def place(self, row: int) -> str:
-        """Where a row is in the file."""
-        return f"row {row + 1}" if _is_parquet(self.path) else f"line {_line(self.path, row)}"
+        line = _line(self.path, row)
+        return f"line {line}" if line else f"row {row + 1}"
 
 
 def trace(
@@ -70,16 +68,12 @@ def trace(
     return _sorted(table, lasts, numbers)
 
 
-def _is_parquet(path: Path) -> bool:
-    return path.suffix.lower() == ".parquet"
-
-
 def _read(path: Path) -> Table:
     def types(header: list[str]) -> list[type]:
         _check_header(path, [name.strip() for name in header])
         return [float] * len(header)
 
-    if _is_parquet(path):
+    if path.suffix.lower() == ".parquet":
         table = parquet_table(path, NEEDED)
         _check_header(path, table.column_names)
         columns = {name: table[name].to_numpy() for name in table.column_names}
@@ -122,7 +116,8 @@ def _rows(path: Path) -> Iterator[tuple[int, list[str]]]:
 
 
 def _line(path: Path, row: int) -> int:
-    return next(islice(_rows(path), row + 1, None))[0]
+    """Where a row is in a csv file; 0 for parquet."""
+    return 0 if path.suffix.lower() == ".parquet" else next(islice(_rows(path), row + 1, None))[0]
 
 
 def _find_text(path: Path) -> NoReturn:
@@ -188,7 +183,7 @@ def _sorted(table: Table, period: float, numbers: dict[str, float]) -> Trace:
         period=period,
         round=numbers,
         halvings=int(np.max(np.diff(first))).bit_length(),
-        source=Source(str(table.path), 0 if _is_parquet(table.path) else _line(table.path, int(order[-1]))),
+        source=Source(str(table.path), _line(table.path, int(order[-1]))),
     )
 
 

@@ -22,7 +22,7 @@ from folb.data import partition as partitions
 from folb.data.cache import cached
 from folb.data.federation import Federation, labels
 from folb.data.tabular import parquet_batches
-from folb.errors import InputError, check, check_whole, choose
+from folb.errors import InputError, check, check_whole, choose, refused
 from folb.typing import NDArray
 
 SIDE, CLASSES, WRITERS = 28, 62, 3550
@@ -89,9 +89,8 @@ def found(source: str) -> tuple[str, list[Path]]:
     """The first form that has files, and its files."""
     folder = source_files.directory() / "femnist"
     train, test, everything = (sorted((folder / side).glob("*.json*")) for side in ("train", "test", "all_data"))
-    leaf_files = train + test if train and test else everything or sorted(folder.glob("*.json*"))
     there = {
-        "leaf": leaf_files,
+        "leaf": train + test if train and test else everything or sorted(folder.glob("*.json*")),
         "parquet": sorted(folder.glob("*.parquet")),
         "npz": sorted(folder.glob("femnist_writers.npz")),
     }
@@ -100,7 +99,7 @@ def found(source: str) -> tuple[str, list[Path]]:
         if paths and source in ("any", form):
             return form, paths
     wanted = {"leaf": "train/*.json and test/*.json", "npz": "femnist_writers.npz"}
-    raise source_files.missing("femnist", wanted.get(source, "train-00000-of-00001.parquet"))
+    return source, [source_files.raw("femnist", wanted.get(source, "train-00000-of-00001.parquet"))]  # it raises
 
 
 def _stacked(paths: list[Path], parts: list[Images]) -> dict[str, NDArray]:
@@ -119,13 +118,8 @@ def _read_leaf(paths: list[Path]) -> Iterator[Images]:
         for name, user in leaf.users(path for path in paths if path.parent == side):
             x, y, n = user.x, labels(user.where, user.y, CLASSES), len(user.y)
             check(f"{user.where}: x", x.shape, x.shape == (n, SIDE**2), f"should be {SIDE**2} numbers for each image")
-            extremes = [x.min().item(), x.max().item()]
-            check(
-                f"{user.where}: x",
-                extremes,
-                0 <= min(extremes) <= max(extremes) <= 1,
-                "should be numbers between 0 and 1",
-            )
+            low, high = x.min().item(), x.max().item()
+            check(f"{user.where}: x", [low, high], 0 <= low <= high <= 1, "should be numbers between 0 and 1")
             images = np.rint(x * 255).astype(np.uint8).reshape(-1, SIDE, SIDE)
             yield images, y, np.full(n, name), np.full(n, mark, np.uint8)
 
@@ -156,12 +150,11 @@ def _decoded(where: str, pngs: list[bytes]) -> NDArray:
         raise InputError(where, "pillow", "is needed to read it: pip install 'folb[parquet]'") from error
     rows = []
     for i, png in enumerate(pngs):
-        try:
-            with image.open(io.BytesIO(png), formats=("PNG",)) as opened:
-                size = opened.size
-                rows.append(opened.convert("L").tobytes() if size == (SIDE, SIDE) else b"")
-        except Exception as error:  # a damaged image can fail anywhere in the decoder
-            raise InputError(f"{where}: image[{i}]", str(error), "should be a PNG file") from error
+        # a damaged image can fail anywhere in the decoder
+        failed = refused(f"{where}: image[{i}]", "should be a PNG file", Exception)
+        with failed, image.open(io.BytesIO(png), formats=("PNG",)) as opened:
+            size = opened.size
+            rows.append(opened.convert("L").tobytes() if size == (SIDE, SIDE) else b"")
         check(f"{where}: image[{i}]", size, size == (SIDE, SIDE), f"should be {SIDE} x {SIDE} pixels")
     return np.frombuffer(b"".join(rows), dtype=np.uint8).reshape(-1, SIDE, SIDE)
 

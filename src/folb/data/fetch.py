@@ -25,16 +25,13 @@ MOST = 2_000_000_000  # bytes of a file whose size is not published
 
 
 class Source(NamedTuple):
-    """A published file: its path in the data directory, its addresses, and its size and sha256 if published.
-
-    Of a zip or tar.gz archive with `members` (name in the archive -> name next to it), only these members are kept.
-    """
+    """A published file: its path in the data directory, its addresses, and its size and sha256 if published."""
 
     path: str
     urls: tuple[str, ...]
     size: int | None = None
     sha256: str | None = None
-    members: Mapping[str, str] = MappingProxyType({})
+    members: Mapping[str, str] = MappingProxyType({})  # all that is kept of an archive: name in it -> name next to it
     limit: int = 0  # bytes of all members together
 
 
@@ -45,8 +42,27 @@ _MNIST = {
     "t10k-labels-idx1-ubyte.gz": (4_542, "f7ae60f92e00ec6debd23a6088c31dbd2371eca3ffa0defaefb259924204aec6"),
 }
 _MIRRORS = ("https://ossci-datasets.s3.amazonaws.com/mnist/", "https://storage.googleapis.com/cvdf-datasets/mnist/")
-_FEMNIST = "https://huggingface.co/datasets/flwrlabs/femnist/resolve/df739a2b09df2b5cc1ec93107659b9a9a8566487/data/"
+_HUB = "https://huggingface.co/datasets/flwrlabs/femnist/resolve/df739a2b09df2b5cc1ec93107659b9a9a8566487/data/"
 _GUTENBERG = "https://www.gutenberg.org/files/100/old/"
+_FEMNIST = Source(
+    "femnist/train-00000-of-00001.parquet",
+    (_HUB + "train-00000-of-00001.parquet",),
+    sha256="cdb389c8d41d5facab79a4a8d452724c30d9c629a1c1e0b1e9ae9de2c633522b",
+)
+_SHAKESPEARE = Source(
+    "shakespeare/1994-01-100.zip",
+    (_GUTENBERG + "old/1994-01-100.zip", _GUTENBERG + "1994-01-100.zip"),
+    members={"100.txt": "pg100.txt"},
+    limit=20_000_000,
+)
+_TWEETS = Source(
+    "sent140/trainingandtestdata.zip",
+    ("https://cs.stanford.edu/people/alecmgo/trainingandtestdata.zip",),
+    81_363_704,
+    "004a3772c8a7ff9bbfeb875880f47f0679d93fc63e5cf9cff72d54a8a6162e57",
+    {sent140.TWEETS: sent140.TWEETS},
+    500_000_000,
+)
 _GLOVE = Source(
     "glove/glove.6B.zip",
     ("https://nlp.stanford.edu/data/glove.6B.zip", "https://downloads.cs.stanford.edu/nlp/data/glove.6B.zip"),
@@ -57,8 +73,8 @@ _GLOVE = Source(
 )
 
 
-def _cifar(title: str, size: int, sha256: str, *forms: cifar.Form) -> tuple[Source, ...]:
-    form, archive = forms[0], f"{title}-binary.tar.gz"
+def _cifar(size: int, sha256: str, *forms: cifar.Form) -> tuple[Source, ...]:
+    form, archive = forms[0], f"{forms[0].title.lower()}-binary.tar.gz"
     members = {f"{form.unpacked}/{name}": name for name in (*form.files, *(form.names for form in forms))}
     url = f"https://www.cs.toronto.edu/~kriz/{archive}"
     return (Source(f"{form.dataset}/{archive}", (url,), size, sha256, members, 200_000_000),)
@@ -69,42 +85,13 @@ SOURCES: dict[str, tuple[Source, ...]] = {
         Source(f"mnist/{name}", tuple(mirror + name for mirror in _MIRRORS), size, sha256)
         for name, (size, sha256) in _MNIST.items()
     ),
-    "femnist": (
-        Source(
-            "femnist/train-00000-of-00001.parquet",
-            (_FEMNIST + "train-00000-of-00001.parquet",),
-            sha256="cdb389c8d41d5facab79a4a8d452724c30d9c629a1c1e0b1e9ae9de2c633522b",
-        ),
-    ),
-    "cifar10": _cifar(
-        "cifar-10", 170_052_171, "c4a38c50a1bc5f3a1c5537f2155ab9d68f9f25eb1ed8d9ddda3db29a59bca1dd", cifar.CIFAR10
-    ),
+    "femnist": (_FEMNIST,),
+    "cifar10": _cifar(170_052_171, "c4a38c50a1bc5f3a1c5537f2155ab9d68f9f25eb1ed8d9ddda3db29a59bca1dd", cifar.CIFAR10),
     "cifar100": _cifar(
-        "cifar-100",
-        168_513_733,
-        "58a81ae192c23a4be8b1804d68e518ed807d710a4eb253b1f2a199162a40d8ec",
-        cifar.FINE,
-        cifar.COARSE,
+        168_513_733, "58a81ae192c23a4be8b1804d68e518ed807d710a4eb253b1f2a199162a40d8ec", cifar.FINE, cifar.COARSE
     ),
-    "shakespeare": (
-        Source(
-            "shakespeare/1994-01-100.zip",
-            (_GUTENBERG + "old/1994-01-100.zip", _GUTENBERG + "1994-01-100.zip"),
-            members={"100.txt": "pg100.txt"},
-            limit=20_000_000,
-        ),
-    ),
-    "sent140": (
-        Source(
-            "sent140/trainingandtestdata.zip",
-            ("https://cs.stanford.edu/people/alecmgo/trainingandtestdata.zip",),
-            81_363_704,
-            "004a3772c8a7ff9bbfeb875880f47f0679d93fc63e5cf9cff72d54a8a6162e57",
-            {sent140.TWEETS: sent140.TWEETS},
-            500_000_000,
-        ),
-        _GLOVE,
-    ),
+    "shakespeare": (_SHAKESPEARE,),
+    "sent140": (_TWEETS, _GLOVE),
     "glove": (_GLOVE,),
 }
 
@@ -154,10 +141,7 @@ def _get(source: Source, root: Path, progress: Progress) -> list[Path]:
 def download(
     url: str, path: Path, *, size: int | None = None, sha256: str | None = None, progress: Progress = _quiet
 ) -> None:
-    """Download to `path`, through `path`.part, which is renamed when its size and checksum are right.
-
-    An earlier .part is resumed if there is a checksum to tell whether the two pieces fit.
-    """
+    """Download through `path`.part; an earlier one is resumed if a checksum can tell whether the two pieces fit."""
     part = path.with_name(path.name + ".part")
     begun = part.stat().st_size if sha256 is not None and part.exists() else 0
     if size is not None and begun > size:

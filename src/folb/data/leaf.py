@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 from collections import Counter
@@ -15,7 +16,7 @@ import numpy as np
 
 from folb.data import source_files
 from folb.data.federation import Federation, HoldoutSeed, check_one_per_sample, features, labels, most_classes
-from folb.errors import InputError, check
+from folb.errors import InputError, check, refused
 from folb.typing import NDArray
 
 SUFFIXES = (".json", ".json.gz")
@@ -51,8 +52,6 @@ def load(path: str | os.PathLike[str], *, holdout_seed: HoldoutSeed = None) -> F
 
 
 class User(NamedTuple):
-    """One user in one file."""
-
     where: str  # file and user, for messages
     x: NDArray
     y: NDArray
@@ -129,17 +128,10 @@ def _numbers(where: str, field: str, data: dict[str, Any]) -> NDArray:
 
 
 def _parse(file: Path) -> Any:
-    content = source_files.content(file, limit=LIMIT)
-    try:
-        text = content.decode("utf-8-sig")
-        del content  # the text takes as much memory again
+    with source_files.opened(file, LIMIT) as stream, io.TextIOWrapper(stream, "utf-8-sig", newline="") as lines:
+        text = lines.read()
+    with refused(str(file), "should be json", ValueError, RecursionError):
         return json.loads(text, object_pairs_hook=partial(_compact, file))
-    except InputError:
-        raise
-    except UnicodeDecodeError as error:
-        raise InputError(str(file), str(error), "should be utf-8") from None
-    except (ValueError, RecursionError) as error:
-        raise InputError(str(file), str(error), "should be json") from None
 
 
 def _compact(file: Path, pairs: list[tuple[str, Any]]) -> dict[str, Any]:

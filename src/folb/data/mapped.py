@@ -16,7 +16,7 @@ import numpy as np
 from folb import atomic
 from folb.atomic import regular
 from folb.data.federation import Federation, Split, blocks, check_one_per_sample, features, labels, most_classes, starts
-from folb.errors import InputError, check, check_whole
+from folb.errors import InputError, check, check_whole, refused
 from folb.typing import NDArray
 
 ABOUT = "federation.json"
@@ -33,11 +33,10 @@ def load(path: str | os.PathLike[str]) -> Federation:
     path = Path(path)
     about = _about(path / ABOUT)
     train, test = _side(path / "train"), _side(path / "test")
-    for fact, ours, theirs, good in (
-        ("dtype of x", str(test.x.dtype), train.x.dtype, test.x.dtype == train.x.dtype),
-        ("shape of x", test.x.shape[1:], train.x.shape[1:], test.x.shape[1:] == train.x.shape[1:]),
-    ):
-        check(f"{path / 'test'}: {fact}", ours, good, f"should be {theirs}, as in train")
+    kind, shape = train.x.dtype, train.x.shape[1:]
+    check(f"{path / 'test'}: dtype of x", str(test.x.dtype), test.x.dtype == kind, f"should be {kind}, as in train")
+    same = test.x.shape[1:] == shape
+    check(f"{path / 'test'}: shape of x", test.x.shape[1:], same, f"should be {shape}, as in train")
     check(f"{path / 'train'}: len(x)", 0, len(train.y), "should be at least 1 sample")
     ours, theirs = test.device.dtype, train.device.dtype
     good = not len(test.y) or (ours.kind == "U") == (theirs.kind == "U")
@@ -66,8 +65,6 @@ def load(path: str | os.PathLike[str]) -> Federation:
 
 
 class Side(NamedTuple):
-    """The files of train/ or test/."""
-
     x: NDArray
     y: NDArray
     device: NDArray  # the distinct ones, in ascending order
@@ -110,10 +107,8 @@ def _array(path: Path) -> NDArray:
 def _about(path: Path) -> dict[str, Any]:
     if not path.exists():
         return {}
-    try:
+    with refused(str(path), "should be json", OSError, ValueError, RecursionError):
         about = json.loads(regular(path).read_bytes())
-    except (OSError, ValueError, RecursionError) as error:
-        raise InputError(str(path), str(error), "should be json") from None
     good = isinstance(about, dict) and isinstance(about.get("note", ""), str)
     check(str(path), about, good, "should be an object with classes, a number, and a note, a text")
     note, classes = about.get("note", ""), about.get("classes", 2)

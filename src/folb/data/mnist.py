@@ -45,29 +45,21 @@ def mnist(
     """
     check_whole("draw", draw, 0)
     choose("partition", partition, get_args(partitions.Name))
-    for name, word, known in (("test", test, "server"), ("pixels", pixels, "unit")):
-        if word is not None:
-            choose(name, word, (known,))
+    choose("test", "server" if test is None else test, ("server",))
+    choose("pixels", "unit" if pixels is None else pixels, ("unit",))
     sources = raw_files()
     arrays = cached({"dataset": "mnist", "parts": 2}, sources, lambda: _parse(sources))
-    numbers = {"devices": devices, "classes": classes, "alpha": alpha, "each": shards, "capped": capped}
-    federation = shared_out("mnist", arrays, arrays["y"], CLASSES, test == "server", partition, draw, numbers)
+    how = dict(name=partition, devices=devices, classes=classes, alpha=alpha, each=shards, capped=capped)
+    federation = shared_out("mnist", arrays, arrays["y"], CLASSES, test == "server", draw, how)
     return replace(federation, table=None, expand=unit) if pixels else federation
 
 
 def shared_out(
-    name: str,
-    arrays: dict[str, NDArray],
-    y: NDArray,
-    classes: int,
-    published: bool,
-    partition: partitions.Name,
-    draw: int,
-    numbers: dict[str, Any],
+    name: str, arrays: dict[str, NDArray], y: NDArray, classes: int, published: bool, draw: int, how: dict[str, Any]
 ) -> Federation:
     """Standardised images on devices, with a random tenth to test on; or tested on the `published` test images."""
     x, n = arrays["x"], int(arrays["train"]) if published else len(y)
-    device = partitions.by_name(partition, y[:n], draw, **numbers)
+    device = partitions.by_name(labels=y[:n], seed=draw, **how)
     kept = np.flatnonzero(device >= 0)
     given = {"split": np.zeros(len(kept), bool)} if published else {"holdout_seed": draw}
     federation = Federation.from_arrays(name, x[kept], y[kept], device[kept], classes=classes, **given)

@@ -171,10 +171,7 @@ def _deal(
     counts: Callable[[np.random.Generator, NDArray, int], NDArray],
     steps: Callable[[np.random.Generator, int], NDArray] | None = None,
 ) -> NDArray:
-    """Device k has the classes k, k+1, … (mod C). counts(rng, devices, n) shares out a class's n samples.
-
-    steps(rng, C) may give other steps from k than 0, 1, …: [devices, classes].
-    """
+    """Device k has the classes k, k+1, …, or k + steps(rng, C)[k] (mod C); counts(rng, devices, n) shares out n."""
     labels = _labels(labels, seed, devices)
     check("least", least, least >= 1, "should be at least 1")
     present = np.unique(labels)

@@ -24,7 +24,7 @@ from folb.atomic import regular
 from folb.data import cache, source_files
 from folb.data.federation import Federation
 from folb.data.tabular import is_number
-from folb.errors import InputError, check, check_whole, choose
+from folb.errors import InputError, check, check_whole, choose, refused
 from folb.typing import NDArray
 
 WHOLE = 1_600_000
@@ -93,7 +93,7 @@ def expand(table: Any, x: Any) -> Any:
 
 def tweets(path: Path, keep: Iterable[Any] | None = None) -> Iterator[tuple[int, str, str]]:
     """The sentiment, user and text of each tweet, or of those on the lines that `keep` marks."""
-    with _opened(path) as file:
+    with _archived(path) if path.suffix == ".zip" else source_files.opened(path) as file:
         lines: Iterator[str] = io.TextIOWrapper(file, encoding="latin-1", newline="\n")
         rows = csv.reader(lines if keep is None else compress(lines, keep))
         number = 0
@@ -115,11 +115,7 @@ def tweets(path: Path, keep: Iterable[Any] | None = None) -> Iterator[tuple[int,
 
 
 def embedding(path: Path, numbers: Mapping[str, int]) -> tuple[NDArray, NDArray]:
-    """The numbers of the words that a GloVe file has, and their vectors.
-
-    The first line sets the length of a vector. The vector of any other word is counted, but not parsed: the file may
-    have a hundred times as many words as the tweets.
-    """
+    """The numbers and vectors of the words that a GloVe file has; of other words, most of the file, none is parsed."""
     vectors: dict[int, NDArray] = {}
     length = 0
     with source_files.opened(path) as file:
@@ -202,14 +198,9 @@ def _wrong(path: Path, line: int, field: str, value: object, expected: str) -> I
 
 
 @contextmanager
-def _opened(path: Path) -> Iterator[IO[bytes]]:
-    """The csv file, plain, gz, or as a member of Stanford's archive."""
-    if path.suffix != ".zip":
-        with source_files.opened(path) as file:
-            yield file
-        return
-    try:
-        with zipfile.ZipFile(regular(path)) as archive, archive.open(TWEETS) as member:
-            yield member
-    except (OSError, EOFError, KeyError, RuntimeError, zipfile.BadZipFile, zlib.error) as error:
-        raise InputError(str(path), str(error), f"should be a complete archive with {TWEETS} in it") from error
+def _archived(path: Path) -> Iterator[IO[bytes]]:
+    """The csv file in Stanford's archive."""
+    kinds = (OSError, EOFError, KeyError, RuntimeError, zipfile.BadZipFile, zlib.error)
+    failed = refused(str(path), f"should be a complete archive with {TWEETS} in it", *kinds)
+    with failed, zipfile.ZipFile(regular(path)) as archive, archive.open(TWEETS) as member:
+        yield member

@@ -101,10 +101,7 @@ def parse(text: str) -> dict[tuple[str, str], str]:
 
 
 def _speeches(lines: Sequence[str], flush: bool) -> dict[str, list[str]]:
-    """The lines of each role: `  NAME. First line`, and further lines indented by four.
-
-    One play has no indent. There any line continues a speech, up to the heading of an act or the copyright notice.
-    """
+    """The lines of each role: `  NAME. First line`, then indented by four or, if `flush`, any up to an act's end."""
     indent = "" if flush else "  "
     opening = re.compile(indent + r"([a-zA-Z][a-zA-Z ]*)\. (.*)")
     said: dict[str, list[str]] = {}

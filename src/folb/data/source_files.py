@@ -19,7 +19,7 @@ from typing import IO, Any, NamedTuple
 
 from folb import atomic
 from folb.atomic import regular
-from folb.errors import InputError, check
+from folb.errors import InputError, check, refused
 from folb.npz import check_room
 
 
@@ -49,39 +49,29 @@ def _home() -> Path:
 
 
 def raw(dataset: str, *names: str) -> Path:
-    """The first of `names` that exists in the dataset's folder."""
+    """The first of `names` that exists in the dataset's folder; if none does, the error asks for the first."""
     folder = directory() / dataset
     for name in names:
         if (folder / name).exists():
             return folder / name
-    raise missing(dataset, names[0])
+    advice = f"put it in {folder}, or let `folb data fetch {dataset}` get it"
+    raise MissingError(dataset, names[0], f"is not there: {advice}")
 
 
 class MissingError(InputError):
     """A dataset's file is not there."""
 
 
-def missing(dataset: str, name: str) -> MissingError:
-    """The error that says which file to put where."""
-    folder = directory() / dataset
-    return MissingError(dataset, name, f"is not there: put it in {folder}, or let `folb data fetch {dataset}` get it")
-
-
 def writable(folder: Path) -> bool:
-    """Whether files may be put in `folder` or, if it does not exist, in the nearest folder above it.
-
-    A folder marked read-only is read-only for root too, though the system would let root write.
-    """
+    """Whether files may be put in `folder` or, if it does not exist, in the nearest folder above it."""
     folder = next(path for path in (folder, *folder.parents) if path.exists())
+    # a folder marked read-only is read-only for root too, though the system would let root write
     return folder.is_dir() and os.access(folder, os.W_OK) and bool(folder.stat().st_mode & 0o222)
 
 
 @contextmanager
 def opened(path: Path, limit: int | None = None) -> Iterator[IO[bytes]]:
-    """The bytes of a file, unpacked if it is gzip, whatever its name; at most `limit`, or the usual `npz.room`.
-
-    An error while reading (a cut or damaged file, text that is not utf-8) becomes an `InputError` that names the file.
-    """
+    """The bytes of a file, unpacked if it is gzip. Errors while reading, as of a cut file or utf-8, name the file."""
     try:
         with open(regular(path), "rb") as file:
             packed = file.read(2) == b"\x1f\x8b"
@@ -124,38 +114,28 @@ def unpack(archive: Path, into: Path, *, limit: int, members: Mapping[str, str] 
     Nothing is written unless every member has a plain name inside the folder, and all together declare at
     most `limit` bytes. A member appears under its name only when it is whole.
     """
-    try:
-        with _members(archive) as known:
-            wanted = {name: name for name in known} if members is None else members
-            for name in wanted:
-                check(str(archive), name, name in known, "is not in the archive")
-                member = known[name]
-                pure = PurePosixPath(member.name)
-                odd = pure.is_absolute() or ".." in pure.parts or set("\\:\0") & set(member.name)
-                good = member.plain and not odd
-                check(str(archive), member.name, good, "should be a plain file inside the archive's folder")
-            total = sum(known[name].size for name in wanted)
-            check(str(archive), total, total <= limit, f"bytes when unpacked: should be at most {limit}")
-            paths = {name: into / under for name, under in wanted.items()}
-            for name, path in paths.items():
-                path.parent.mkdir(parents=True, exist_ok=True)
-                with (
-                    known[name].open() as source,
-                    atomic.filled(path) as handle,
-                    open(handle, "wb", closefd=False) as file,
-                ):
-                    # never more than the declared bytes; a zip checks their CRC
-                    shutil.copyfileobj(source, file, 1 << 20)
-            return list(paths.values())
-    except InputError:
-        raise
-    except Exception as error:  # a damaged archive can fail anywhere in the reader
-        raise InputError(str(archive), str(error), "cannot be unpacked") from error
+    # a damaged archive can fail anywhere in the reader
+    with refused(str(archive), "cannot be unpacked", Exception), _members(archive) as known:
+        wanted = {name: name for name in known} if members is None else members
+        for name in wanted:
+            check(str(archive), name, name in known, "is not in the archive")
+            member = known[name]
+            pure = PurePosixPath(member.name)
+            odd = pure.is_absolute() or ".." in pure.parts or set("\\:\0") & set(member.name)
+            good = member.plain and not odd
+            check(str(archive), member.name, good, "should be a plain file inside the archive's folder")
+        total = sum(known[name].size for name in wanted)
+        check(str(archive), total, total <= limit, f"bytes when unpacked: should be at most {limit}")
+        paths = {name: into / under for name, under in wanted.items()}
+        for name, path in paths.items():
+            path.parent.mkdir(parents=True, exist_ok=True)
+            with known[name].open() as source, atomic.filled(path) as file:
+                # never more than the declared bytes; a zip checks their CRC
+                shutil.copyfileobj(source, file, 1 << 20)
+        return list(paths.values())
 
 
 class Member(NamedTuple):
-    """A file in an archive."""
-
     name: str  # as the archive has it
     size: int  # bytes that it declares
     plain: bool  # whether it is neither a link nor a device
@@ -179,13 +159,9 @@ def _members(archive: Path) -> Iterator[dict[str, Member]]:
             }
     else:
         with zipfile.ZipFile(archive) as zipped:
+            files = {info.filename: info for info in zipped.infolist() if not info.is_dir()}
+            plain = {name: not stat.S_ISLNK(info.external_attr >> 16) for name, info in files.items()}
             yield {
-                info.filename: Member(
-                    info.orig_filename,
-                    info.file_size,
-                    not stat.S_ISLNK(info.external_attr >> 16),
-                    partial(zipped.open, info),
-                )
-                for info in zipped.infolist()
-                if not info.is_dir()
+                name: Member(info.orig_filename, info.file_size, plain[name], partial(zipped.open, info))
+                for name, info in files.items()
             }

@@ -19,17 +19,12 @@ MANY = 300_000  # from so many devices on, a warning says how long it takes
 
 log = logging.getLogger(__name__)
 
-# Ten times the test samples of each device in the two draws published with FedProx (a tenth is for testing).
-PUBLISHED = {
-    "synthetic_1_1": (
-        [80, 180, 90, 170, 160, 500, 140, 90, 60, 190, 170, 60, 90, 60, 70]
-        + [6620, 60, 130, 70, 120, 80, 50, 60, 440, 60, 140, 310, 450, 80, 60]
-    ),
-    "synthetic_iid": (
-        [60, 90, 90, 60, 80, 60, 710, 440, 60, 500, 60, 220, 3600, 70, 100]
-        + [60, 100, 90, 70, 90, 60, 210, 60, 220, 160, 150, 170, 180, 80, 150]
-    ),
+# the test samples of each device in the two draws published with FedProx; a tenth is for testing
+_TESTED = {
+    "1_1": [8, 18, 9, 17, 16, 50, 14, 9, 6, 19, 17, 6, 9, 6, 7, 662, 6, 13, 7, 12, 8, 5, 6, 44, 6, 14, 31, 45, 8, 6],
+    "iid": [6, 9, 9, 6, 8, 6, 71, 44, 6, 50, 6, 22, 360, 7, 10, 6, 10, 9, 7, 9, 6, 21, 6, 22, 16, 15, 17, 18, 8, 15],
 }
+PUBLISHED = {f"synthetic_{name}": [10 * n for n in tested] for name, tested in _TESTED.items()}
 
 Devices = Annotated[int | None, "number of devices; by default as many as there are sizes, or 30"]
 Sizes = Annotated[

@@ -19,7 +19,7 @@ from folb import npz
 from folb.atomic import regular
 from folb.data import source_files
 from folb.data.federation import Federation, HoldoutSeed, Regression
-from folb.errors import InputError, check
+from folb.errors import InputError, check, refused
 from folb.typing import NDArray
 
 SUFFIXES = (".csv", ".csv.gz", ".parquet")
@@ -71,20 +71,22 @@ def parquet_batches(path: Path, needed: Sequence[str], *, only: bool = True, row
         arrow, parquet = import_module("pyarrow"), import_module("pyarrow.parquet")
     except ModuleNotFoundError as error:
         raise InputError(str(path), "pyarrow", "is needed to read it: pip install 'folb[parquet]'") from error
-    try:
-        with parquet.ParquetFile(regular(path)) as file:
-            _check_columns(path, file.schema_arrow.names, needed, "" if only else ADVICE)
-            yield from file.iter_batches(batch_size=rows, columns=needed if only else None)
-    except (OSError, arrow.ArrowException) as error:
-        raise InputError(str(path), str(error), "cannot be read as parquet") from error
+    failed = refused(str(path), "cannot be read as parquet", OSError, arrow.ArrowException)
+    with failed, parquet.ParquetFile(regular(path)) as file:
+        _check_columns(path, file.schema_arrow.names, needed, "" if only else ADVICE)
+        yield from file.iter_batches(batch_size=rows, columns=needed if only else None)
 
 
 def parquet_table(path: Path, needed: Sequence[str]) -> Any:
     """A table of pyarrow without gaps, whose columns are numbers or texts."""
     batches, done = [], 0
     for batch in parquet_batches(path, needed, only=False):
+        types = import_module("pyarrow").types
+        wrong = (types.is_nested, types.is_binary, types.is_large_binary, types.is_fixed_size_binary)
         for name, column in zip(batch.schema.names, batch.columns, strict=True):
-            _check_kind(f"{path}: {name}", column.type)
+            kind = column.type.value_type if types.is_dictionary(column.type) else column.type
+            good = not any(test(kind) for test in wrong)
+            check(f"{path}: {name}", str(kind), good, "should be a column of numbers or texts")
             check(f"{path}: {name}", None, not column.null_count, "should have a value in every row")
         done += batch.nbytes
         npz.check_room(path, done)
@@ -93,22 +95,11 @@ def parquet_table(path: Path, needed: Sequence[str]) -> Any:
     return import_module("pyarrow").Table.from_batches(batches)
 
 
-def _check_kind(field: str, kind: Any) -> None:
-    """Raise an `InputError` for columns of lists, tables or bytes."""
-    types = import_module("pyarrow").types
-    if types.is_dictionary(kind):
-        kind = kind.value_type
-    wrong = (types.is_nested, types.is_binary, types.is_large_binary, types.is_fixed_size_binary)
-    check(field, str(kind), not any(test(kind) for test in wrong), "should be a column of numbers or texts")
-
-
 def csv_columns(path: Path, types: Callable[[list[str]], list[type]], most: int | None = None) -> dict[str, NDArray]:
     """The columns of a csv file, of its first `most` rows; types(header) checks the header."""
     with source_files.opened(path) as stream, io.TextIOWrapper(stream, encoding="utf-8-sig", newline="") as lines:
-        try:
+        with refused(str(path), "first line: should name every column", csv.Error):  # a name of over 131,072 characters
             header = next(csv.reader(lines), [])
-        except csv.Error as error:  # a name of more than 131,072 characters
-            raise InputError(str(path), str(error), "first line: should name every column") from error
         kinds = np.dtype([(f"f{i}", kind) for i, kind in enumerate(types(header))])
         with warnings.catch_warnings(action="ignore"):  # the caller reports that there are no rows
             rows = np.loadtxt(lines, kinds, delimiter=",", quotechar='"', comments=None, ndmin=1, max_rows=most)

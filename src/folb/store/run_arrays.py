@@ -13,7 +13,6 @@ import hashlib
 import io
 import json
 import logging
-import os
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -24,7 +23,7 @@ import numpy as np
 
 from folb import atomic, npz
 from folb.atomic import regular
-from folb.errors import InputError
+from folb.errors import InputError, refused
 from folb.store.experiment_file import POSITIVE, SEED, TABLE, TEXT, Kind, check_with_runs, many
 from folb.typing import Params
 
@@ -114,7 +113,7 @@ def save_models(path: Path, about: Mapping[str, Any], models: Sequence[Params]) 
     """Write the models of all runs as one file, whole or not at all."""
     arrays = {f"{i}/{name}": leaf for i, model in enumerate(models) for name, leaf in leaves(model).items()}
     text: Any = np.array(json.dumps(about))
-    with atomic.filled(path) as handle, os.fdopen(handle, "wb", closefd=False) as file:
+    with atomic.filled(path) as file:
         np.savez(file, **{ABOUT: text}, **arrays)
 
 
@@ -144,11 +143,9 @@ def read_about(path: Path) -> dict[str, Any]:
     if text is None:
         expected = "is missing: it is not a model file of `folb compare`, `run` or `execute`; if it has only a"
         raise InputError(str(path), ABOUT, f"{expected} model's arrays, give the model: load_model(..., model=...)")
-    try:
+    with refused(f"{path}: {ABOUT}", "should be JSON", ValueError, RecursionError):
         about = json.loads(str(text))
         json.dumps(about, ensure_ascii=False).encode()  # fails if a text cannot be printed
-    except (ValueError, RecursionError) as error:
-        raise InputError(f"{path}: {ABOUT}", str(error), "should be JSON") from error
     check_with_runs(str(path), about, OF_A_MODEL, SOMETIMES, OF_A_RUN, {})
     if "class_names" in about and len(about["class_names"]) != about["classes"]:
         raise InputError(f"{path}: class_names", len(about["class_names"]), f"should be {about['classes']} names")
