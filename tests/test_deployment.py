@@ -202,7 +202,8 @@ def test_a_killed_superlink_is_resumed_and_the_result_is_the_simulators(deployed
     first = deployed.run(EXAMPLES / "synthetic", config)
     assert holds(lambda: len(rounds(directory)) >= 1 or first.code is not None, LONG)
     assert first.code is None
-    deployed.kill("superlink")
+    deployed.processes["superlink"].popen.kill()
+    deployed.processes["superlink"].popen.wait()
     deployed.superlink()
     before = rounds(directory)
     assert len(before) == 1 and store.read(directory).state == "interrupted"
@@ -295,7 +296,7 @@ def test_a_node_killed_in_a_round_costs_its_deadline_at_most_and_comes_back(depl
     submitted = deployed.run(EXAMPLES / "synthetic", config | {"directory": str(directory)})
     assert holds(lambda: b"train message" in node.log.read_bytes()[before:], LONG)
     monkeypatch.setattr(superlink, "PAUSE", 8.0)  # it is refused at first, and each attempt takes seconds
-    deployed.kill("node0")
+    deployed.processes["node0"].popen.kill()
     assert holds(lambda: submitted.code is not None, LONG)
     first, second = rounds(directory)
     assert store.read(directory).state == "finished"

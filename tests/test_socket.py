@@ -2,6 +2,7 @@
 
 import collections
 import contextlib
+import signal
 import socket
 import socketserver
 import threading
@@ -71,7 +72,7 @@ def deployed(tmp_path_factory):
     command = [*warden.command(program("flower-superlink")), "--insecure", f"--host={HOST}"]
     command += [f"--port={deployment.port}", f"--database={home / 'superlink.db'}"]
     command += ["--disable-runtime-dependency-installation"]
-    with superlink.ended_by_signals():
+    with superlink.handling(signal.default_int_handler, signal.SIGTERM, signal.SIGHUP):
         try:
             threading.Thread(target=proxy.serve_forever, args=(0.05,), daemon=True).start()
             deployment.start("superlink", lambda: command)
@@ -83,7 +84,7 @@ def deployed(tmp_path_factory):
             assert holds(lambda: all(said(node, "SuperNode ID") for node in nodes), LONG)
             yield deployment, proxy
         finally:
-            with superlink.deaf():
+            with superlink.handling(signal.SIG_IGN, signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
                 deployment.end()
                 proxy.shutdown()
                 proxy.server_close()

@@ -1,7 +1,4 @@
-"""The credentials of a SuperLink and its SuperNodes: certificates of their own authority, and node keys.
-
-`docs/deployment.md` does the same with `openssl` and `ssh-keygen`.
-"""
+"""Certificates and node keys of a deployment, as `docs/deployment.md` makes them with `openssl` and `ssh-keygen`."""
 
 from __future__ import annotations
 
@@ -20,27 +17,22 @@ from folb.deploy.superlink import CA, CERTIFICATE, KEY
 
 
 def certificates(home: Path, hosts: Sequence[str], days: int = 365) -> None:
-    """Write ca.crt, server.pem and server.key, for a server with the names `hosts`.
-
-    The authority's own key is not kept: it signs only this certificate.
-    """
+    """Write ca.crt, server.pem and server.key, for a server with the names `hosts`. The authority's key is not kept."""
     now = datetime.now(UTC)
     authority, server = ec.generate_private_key(ec.SECP384R1()), ec.generate_private_key(ec.SECP384R1())
     issuer = _named("folb certificate authority")
 
-    def signed(
-        subject: x509.Name, key: ec.EllipticCurvePrivateKey, *extensions: tuple[x509.ExtensionType, bool]
-    ) -> bytes:
+    def signed(name: x509.Name, key: ec.EllipticCurvePrivateKey, *more: tuple[x509.ExtensionType, bool]) -> bytes:
         made = (
             x509.CertificateBuilder()
             .issuer_name(issuer)
-            .subject_name(subject)
+            .subject_name(name)
             .public_key(key.public_key())
             .serial_number(x509.random_serial_number())
             .not_valid_before(now - timedelta(minutes=5))  # clocks differ
             .not_valid_after(now + timedelta(days=days))
         )
-        for extension, critical in extensions:
+        for extension, critical in more:
             made = made.add_extension(extension, critical)
         return made.sign(authority, hashes.SHA384()).public_bytes(Encoding.PEM)
 

@@ -6,6 +6,7 @@ import shutil
 import tempfile
 import time
 from collections.abc import Callable
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -54,7 +55,6 @@ def execute(
 
 
 def finished(path: Path, rounds: int) -> bool:
-    """Whether the run directory has at least this many rounds."""
     run = store.read(path) if store.is_run(path) else None
     return run is not None and run.state == "finished" and len(run.rounds()[0]) >= rounds
 
@@ -67,17 +67,15 @@ def perform(path: Path, algorithm: str, rounds: int, nodes: int, tell: Tell) -> 
         tell("any user of this machine can reach the SuperLink and run code as you: use a machine of your own")
     tell(f"starting a SuperLink with TLS and node keys, and {nodes} SuperNode{'s' * (nodes > 1)}")
     try:
-        with running(home, nodes) as deployment:
-            try:
-                if not holds(lambda: deployment.online() >= nodes, START):
-                    kept = [(name, process) for name, process in deployment.processes.items() if process.kept]
-                    ends = "; ".join(f"{name}: {process.tail(4)}" for name, process in kept)
-                    raise InputError("nodes", nodes, f"did not all join; their logs end: {ends}")
-                joined = f"{nodes} SuperNodes have joined" if nodes > 1 else "1 SuperNode has joined"
-                tell(f"{joined} the SuperLink, at {HOST}:{deployment.port}")
-                _follow(deployment, path, config | {"deadline": DEADLINE, "directory": str(path.resolve())}, tell)
-            finally:
-                tell("ending the SuperLink and the SuperNodes")
+        with running(home, nodes) as deployment, ExitStack() as leaving:
+            leaving.callback(tell, "ending the SuperLink and the SuperNodes")
+            if not holds(lambda: deployment.online() >= nodes, START):
+                kept = [(name, process) for name, process in deployment.processes.items() if process.kept]
+                ends = "; ".join(f"{name}: {process.tail(4)}" for name, process in kept)
+                raise InputError("nodes", nodes, f"did not all join; their logs end: {ends}")
+            joined = f"{nodes} SuperNodes have joined" if nodes > 1 else "1 SuperNode has joined"
+            tell(f"{joined} the SuperLink, at {HOST}:{deployment.port}")
+            _follow(deployment, path, config | {"deadline": DEADLINE, "directory": str(path.resolve())}, tell)
     except KeyboardInterrupt:
         shutil.rmtree(home, ignore_errors=True)
         raise

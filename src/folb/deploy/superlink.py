@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import Any
 
 from folb.deploy import warden
-from folb.errors import InputError
+from folb.errors import InputError, check
 
 HOST = "127.0.0.1"
 CONNECTION = "deploy"  # the SuperLink's name in Flower's config.toml
@@ -85,7 +85,6 @@ class Deployment:
     lock: threading.Lock = field(default_factory=threading.Lock)
 
     def start(self, name: str, command: Callable[[], list[str]], *, role: str = "", kept: bool = False) -> Process:
-        """Start a process. It appends to its log."""
         process = Process(command, self.environment(role or name), self.home / f"{name}.log", kept)
         with self.lock:
             process.start()
@@ -130,12 +129,8 @@ class Deployment:
         return sum(node["status"] == "online" for node in nodes)
 
     def flwr(self, *arguments: str) -> dict[str, Any]:
-        """The answer of a Flower command."""
-        command, env, none = (
-            [program("flwr"), *arguments, "--format=json"],
-            self.environment("flwr"),
-            subprocess.DEVNULL,
-        )
+        command, none = [program("flwr"), *arguments, "--format=json"], subprocess.DEVNULL
+        env = self.environment("flwr")
         try:
             done = subprocess.run(command, env=env, stdin=none, capture_output=True, text=True, timeout=START)
         except subprocess.TimeoutExpired:
@@ -167,20 +162,12 @@ class Deployment:
         command += [f"--run-config={settings}", *options]
         return self.start(f"run{len(self.processes)}", lambda: command, role="flwr")
 
-    def kill(self, name: str) -> None:
-        """Kill a process at once. A node is started again."""
-        self.processes[name].popen.kill()
-        self.processes[name].popen.wait()
-
     def keep(self) -> None:
-        """Start ended nodes again until the deployment ends, like the restart policy of a real one.
-
-        Asking for the exit code also removes the zombie process, which Flower's children would take for a running one.
-        """
+        """Start ended nodes again until the deployment ends, like the restart policy of a real one."""
         while not self.ending.wait(0.2):
             with self.lock:
                 for name, process in {} if self.ending.is_set() else self.processes.items():
-                    if process.code is None:
+                    if process.code is None:  # asking removes the zombie: Flower's children would take it for running
                         process.due = time.monotonic() + PAUSE
                     elif process.kept and time.monotonic() >= process.due:
                         kill_all(self.home / name)
@@ -206,10 +193,7 @@ class Deployment:
 
 @contextlib.contextmanager
 def running(home: Path, nodes: int = 4, port: int = 0, *options: str) -> Iterator[Deployment]:
-    """A SuperLink, and SuperNodes node0, node1, … with partitions 0, 1, …, until the context is left.
-
-    `options` are further options of the SuperLink.
-    """
+    """In this context, a SuperLink, with further `options`, and SuperNodes node0, node1, … of partitions 0, 1, …"""
     check_installed()
     from folb.deploy.certificates import certificates, node_key
 
@@ -223,7 +207,8 @@ def running(home: Path, nodes: int = 4, port: int = 0, *options: str) -> Iterato
     for name in names:
         node_key(home / f"{name}.key")
     keeper = threading.Thread(target=deployment.keep, daemon=True)
-    with ended_by_signals():
+    # SIGTERM and SIGHUP act like Ctrl-C
+    with handling(signal.default_int_handler, signal.SIGTERM, signal.SIGHUP):
         try:
             keeper.start()
             deployment.superlink(*options)
@@ -232,17 +217,16 @@ def running(home: Path, nodes: int = 4, port: int = 0, *options: str) -> Iterato
                 deployment.node(name, f"partition-id={i} num-partitions={nodes}", *deployment.credentials(name))
             yield deployment
         finally:
-            with deaf():
+            with handling(signal.SIG_IGN, signal.SIGINT, signal.SIGTERM, signal.SIGHUP):  # the end takes a bounded time
                 deployment.end()
                 keeper.join()
 
 
 def check_installed() -> None:
-    """Raise an `InputError` unless Flower is installed next to this Python."""
-    if find_spec("flwr") is None or not Path(program("flwr")).exists():
-        raise InputError("deploy", "flwr", "is not installed: pip install 'folb[flower]'")
-    if find_spec("jax") is None:
-        raise InputError("deploy", "jax", "is not installed, and the server needs it: pip install 'folb[flower]'")
+    """Flower must be installed next to this Python, and jax too."""
+    there, how = find_spec("flwr") is not None and Path(program("flwr")).exists(), "pip install 'folb[flower]'"
+    check("deploy", "flwr", there, f"is not installed: {how}")
+    check("deploy", "jax", find_spec("jax") is not None, f"is not installed, and the server needs it: {how}")
 
 
 def holds(condition: Callable[[], bool], seconds: float) -> bool:
@@ -264,7 +248,6 @@ def free_port() -> int:
 
 
 def check_free(port: int) -> None:
-    """Raise an `InputError` if the port is in use."""
     with socket.socket() as tried:
         tried.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
@@ -294,23 +277,13 @@ def kill_all(home: Path) -> list[int]:
     return there
 
 
-def ended_by_signals() -> contextlib.AbstractContextManager[None]:
-    """In this context, SIGTERM and SIGHUP act like Ctrl-C."""
-    return handling(dict.fromkeys((signal.SIGTERM, signal.SIGHUP), signal.default_int_handler))
-
-
-def deaf() -> contextlib.AbstractContextManager[None]:
-    """In this context no signal interrupts; its work must take a bounded time."""
-    return handling(dict.fromkeys((signal.SIGINT, signal.SIGTERM, signal.SIGHUP), signal.SIG_IGN))
-
-
 @contextlib.contextmanager
-def handling(handlers: Mapping[signal.Signals, Any]) -> Iterator[None]:
-    """Other signal handlers for this context. Only the main thread can set them."""
+def handling(handler: Any, *numbers: signal.Signals) -> Iterator[None]:
+    """Another handler of these signals for this context. Only the main thread can set it."""
     mine = threading.current_thread() is threading.main_thread()
-    before = {number: signal.signal(number, handler) for number, handler in handlers.items()} if mine else {}
+    before = {number: signal.signal(number, handler) for number in numbers} if mine else {}
     try:
         yield
     finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
+        for number, old in before.items():
+            signal.signal(number, old)

@@ -45,11 +45,8 @@ def knows_users() -> bool:
 
 
 def is_own(table: str, client: tuple[str, int], server: tuple[str, int], user: int) -> bool:
-    """Whether the connection from `client` to `server` is that of `user`, by the system's table.
-
-    The table names root as the user of a connection that its client has closed, so only an open one counts.
-    """
-    # the table has addresses as they lie in memory
+    """Whether the connection from `client` to `server` is that of `user`, by the system's table."""
+    # the table has addresses as they lie in memory; a connection that its client has closed is root's there
     ends = [f"{struct.unpack('=I', socket.inet_aton(host))[0]:08X}:{port:04X}" for host, port in (client, server)]
     rows = [line.split() for line in table.splitlines()[1:]]
     return any(row[1:3] == ends and row[3] == ESTABLISHED and int(row[7]) == user and row[9] != "0" for row in rows)

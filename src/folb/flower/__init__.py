@@ -9,18 +9,15 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from folb.flower.device import Device as Device
-    from folb.flower.device import client_app as client_app
-    from folb.flower.device import from_jax as from_jax
-    from folb.flower.device import from_torch as from_torch
-    from folb.flower.protocol import arrays as arrays
-    from folb.flower.strategy import FederatedStrategy as FederatedStrategy
-    from folb.flower.two_phase import TwoPhaseStrategy as TwoPhaseStrategy
+    from folb.flower.device import Device, client_app, from_jax, from_torch
+    from folb.flower.protocol import arrays
+    from folb.flower.strategy import FederatedStrategy
+    from folb.flower.two_phase import TwoPhaseStrategy
 
 _HOME = dict.fromkeys(("Device", "client_app", "from_jax", "from_torch"), "device")
 _HOME |= {"FederatedStrategy": "strategy", "TwoPhaseStrategy": "two_phase", "arrays": "protocol"}
 
-__all__ = sorted(_HOME)
+__all__ = ["Device", "FederatedStrategy", "TwoPhaseStrategy", "arrays", "client_app", "from_jax", "from_torch"]
 
 
 def __getattr__(name: str) -> Any:

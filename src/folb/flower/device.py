@@ -18,7 +18,7 @@ from flwr.clientapp import ClientApp
 from folb.core.local_step import LOCAL_STEPS, LocalStep, called, takes_key
 from folb.core.part import name_of
 from folb.core.upload import BOUNDED, DELTA, UPLOADS, Upload
-from folb.errors import InputError
+from folb.errors import InputError, check
 from folb.flower import local_work, protocol, sent
 from folb.flower.protocol import Arrays, Task
 from folb.typing import NDArray
@@ -61,12 +61,11 @@ class Device:
         known: dict[str, OwnPart] = {**LOCAL_STEPS, **KNOWN_UPLOADS}
         own: dict[str, OwnPart] = {}
         for part in self.parts:
-            if not (isinstance(part, Upload) or (isinstance(part, type) and issubclass(part, LocalStep))):
-                raise InputError("parts", part, "should be classes of folb.LocalStep, and folb.Uploads")
+            fits = isinstance(part, Upload) or (isinstance(part, type) and issubclass(part, LocalStep))
+            check("parts", part, fits, "should be classes of folb.LocalStep, and folb.Uploads")
             name = name_of(part) if isinstance(part, type) else part.name
-            if name in own or known.get(name, part) != part:
-                expected = "should be a name that no other part has: a device finds its parts by their names"
-                raise InputError("parts", name, expected)
+            expected = "should be a name that no other part has: a device finds its parts by their names"
+            check("parts", name, name not in own and known.get(name, part) == part, expected)
             own[name] = part
         object.__setattr__(self, "own", own)
 
@@ -78,31 +77,6 @@ class Device:
         mean: Arrays | None = None,
         begin: Arrays | None = None,
     ) -> tuple[dict[str, Arrays], dict[str, Any]]:
-        """The answer to a task: arrays and numbers."""
-        known = self._known(task, params, shift, mean, begin)
-        arrays: dict[str, Arrays] = {}
-        numbers: dict[str, Any] = {protocol.ROUND: task.round, protocol.SIZE: len(self.y)}
-        for name in task.uploads:
-            upload = self._part("uploads", name, KNOWN_UPLOADS)
-            if self.loss is None and "loss" in upload.needs:
-                raise InputError("loss", None, "should be a function (params, x, y): the algorithm asks for the loss")
-            if mean is None and "mean" in upload.needs:
-                raise InputError("message", protocol.MEAN, "is missing: the mean of the gradients")
-            given = task.numbers_of(name)
-            sizes = tuple((key, int(given.pop(key, number))) for key, number in upload.sizes)
-            value = replace(upload, numbers={key: np.float32(v) for key, v in given.items()}, sizes=sizes)(known)
-            if isinstance(value, Mapping):
-                arrays[name] = {key: _as_sent(part) for key, part in value.items()}
-            elif np.ndim(value):
-                arrays[name] = {protocol.VALUE: _as_sent(value)}
-            else:
-                numbers[name] = float(value)
-        return arrays, numbers
-
-    def _known(
-        self, task: Task, params: Arrays, shift: Arrays | None, mean: Arrays | None, begin: Arrays | None
-    ) -> Known:
-        """The values that uploads are computed from."""
         data = (self.checked_gradient, self.x, self.y)
         sent = None if begin is None else protocol.parted(begin, list(params))
         model, loss = _as_given(params), self.loss or (lambda params, x, y: None)
@@ -118,7 +92,24 @@ class Device:
             key=lambda: np.array(task.key, np.uint32),
             mean=lambda: mean,
         )
-        return known
+        arrays: dict[str, Arrays] = {}
+        numbers: dict[str, Any] = {protocol.ROUND: task.round, protocol.SIZE: len(self.y)}
+        for name in task.uploads:
+            upload = self._part("uploads", name, KNOWN_UPLOADS)
+            if self.loss is None and "loss" in upload.needs:
+                raise InputError("loss", None, "should be a function (params, x, y): the algorithm asks for the loss")
+            absent = mean is None and "mean" in upload.needs
+            check("message", protocol.MEAN, not absent, "is missing: the mean of the gradients")
+            given = task.numbers_of(name)
+            sizes = tuple((key, int(given.pop(key, number))) for key, number in upload.sizes)
+            value = replace(upload, numbers={key: np.float32(v) for key, v in given.items()}, sizes=sizes)(known)
+            if isinstance(value, Mapping):
+                arrays[name] = {key: _as_sent(part) for key, part in value.items()}
+            elif np.ndim(value):
+                arrays[name] = {protocol.VALUE: _as_sent(value)}
+            else:
+                numbers[name] = float(value)
+        return arrays, numbers
 
     def _part(self, field: str, name: str, known: Mapping[str, Any]) -> Any:
         """A part by its name: folb's, or the user's own of the same kind."""
@@ -190,14 +181,11 @@ def client_app(make: Callable[[Context], Device], **settings: Any) -> ClientApp:
 
     @app.train()
     def train(message: Message, context: Context) -> Message:
-        content = message.content
-        more = (
-            None if record is None else protocol.unpacked(record)
-            for record in map(content.array_records.get, (protocol.SHIFT, protocol.MEAN, protocol.BEGIN))
-        )
-        task = protocol.task(content.config_records[protocol.TASK])
-        params = sent.model(task, content.array_records[protocol.MODEL])
-        arrays, numbers = sent.private(task, *make(context).answer(task, params, *more))
+        records = dict(message.content.array_records)
+        task = protocol.task(message.content.config_records[protocol.TASK])
+        params = sent.model(task, records.pop(protocol.MODEL))
+        more = {name: protocol.unpacked(record) for name, record in records.items()}  # SHIFT, MEAN or BEGIN
+        arrays, numbers = sent.private(task, *make(context).answer(task, params, **more))
         return _reply(message, sent.encoded(task, arrays, context.state), numbers)
 
     @app.evaluate()
@@ -212,13 +200,10 @@ def client_app(make: Callable[[Context], Device], **settings: Any) -> ClientApp:
 
 
 def identity(device: Device, context: Context) -> int:
-    """The device's own number."""
-    number = context.node_config.get("partition-id") if device.identity is None else device.identity
-    if number is None:
-        expected = "should be in the node's config, or `identity` in its Device: a number that never changes"
-        raise InputError("partition-id", number, expected)
-    if isinstance(number, bool) or int(number) != number:
-        raise InputError("identity", number, "should be a whole number")
+    number: Any = context.node_config.get("partition-id") if device.identity is None else device.identity
+    expected = "should be in the node's config, or `identity` in its Device: a number that never changes"
+    check("partition-id", number, number is not None, expected)
+    check("identity", number, not isinstance(number, bool) and int(number) == number, "should be a whole number")
     return int(number)
 
 
@@ -226,9 +211,6 @@ def _reply(message: Message, arrays: Mapping[str, Arrays], numbers: Mapping[str,
     plain: Any = {name: value if isinstance(value, int) else float(value) for name, value in numbers.items()}
     records: dict[str, Any] = {name: protocol.packed(value) for name, value in arrays.items()}
     return Message(RecordDict(records | {protocol.METRICS: MetricRecord(plain)}), reply_to=message)
-
-
-RUNNING = ("running_mean", "running_var")  # buffers of a module that follow the batches which it has seen
 
 
 def from_torch(module: Any, loss: Callable[[Any, Any], Any]) -> Callable[..., dict[str, NDArray]]:
@@ -242,7 +224,7 @@ def from_torch(module: Any, loss: Callable[[Any, Any], Any]) -> Callable[..., di
 
     known = dict(module.named_parameters())
     for name, _ in module.named_buffers():
-        if name.rpartition(".")[2] in RUNNING:
+        if name.rpartition(".")[2] in ("running_mean", "running_var"):  # they follow the batches that it has seen
             expected = "is a running statistic, which the server does not learn: use GroupNorm or LayerNorm instead, or"
             raise InputError("module", name, f"{expected} track_running_stats=False")
 

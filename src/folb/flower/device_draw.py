@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import re
 import secrets
 import time
@@ -27,10 +26,19 @@ from folb.core.upload import DELTA, GRAD
 from folb.flower import protocol
 from folb.flower.open_round import OpenRound, Slots, stacked_upload
 from folb.flower.replies import MOST_SAMPLES, Form, Refused, alone, last_words, length, number, shown
-from folb.flower.roster import Mailbox, Member, message
+from folb.flower.roster import Mailbox, Member, log, message
 from folb.flower.run_directory import RunRecord
 from folb.flower.strategy_settings import StrategySettings
 from folb.typing import NDArray
+
+MOST_METRICS = 20  # of one device
+NAME = re.compile(r"[A-Za-z0-9._-]{1,40}")  # of a metric
+# what the record keeps of an evaluation, and what it may be; any other metric is at most LARGEST
+MEASURES = {protocol.SIZE: Form(None, 1, MOST_SAMPLES - 1)}
+MEASURES |= dict.fromkeys(("accuracy", "test_accuracy"), Form(None, 0.0, 1.0))
+MEASURES |= dict.fromkeys(("loss", "train_loss"), Form(None, 0.0, 1e6))
+
+_candidates = jax.jit(selection.candidates, static_argnums=1)
 
 
 @jax.jit
@@ -55,9 +63,6 @@ def plan(algorithm: Algorithm, system: System, there: Any, asked: Any, words: An
 
     inner = None if draw.inner is None else draw.inner[first.device]
     return slots(first), None if second is None else slots(second), inner
-
-
-_candidates = jax.jit(selection.candidates, static_argnums=1)
 
 
 def draw(opened: OpenRound, settings: StrategySettings, remembered: Remembered, mailbox: Mailbox) -> None:
@@ -103,9 +108,7 @@ def _meet(opened: OpenRound, settings: StrategySettings, remembered: Remembered,
     remembered.update(there, [True] * len(there), (new[0], known))
 
 
-def _survey(
-    opened: OpenRound, settings: StrategySettings, members: Sequence[Member], mailbox: Mailbox
-) -> NDArray | None:
+def _survey(opened: OpenRound, settings: StrategySettings, asked: Sequence[Member], mailbox: Mailbox) -> NDArray | None:
     """The answers of devices to the sampling's survey; for gradients <grad f, grad F_k>, as in (7).
 
     A device that does not answer has 0: it is drawn only without replacement, if fewer than K others have more. A
@@ -115,10 +118,10 @@ def _survey(
     upload = how.survey
     if upload is None:
         return None
-    replies = opened.exchange(mailbox, dict.fromkeys((member.identity for member in members), opened.plain(upload)))
+    replies = opened.exchange(mailbox, dict.fromkeys((member.identity for member in asked), opened.plain(upload)))
     if len(replies) < least:
         opened.abandoned = f"{len(replies)} devices answered the survey, but {least} are needed"
-    there = [replies.get(member.identity) for member in members]
+    there = [replies.get(member.identity) for member in asked]
     if upload != GRAD:
         silent = 0.0 if how.candidates is None else -np.inf
         return np.array([silent if reply is None else reply.numbers[upload.name] for reply in there], np.float32)
@@ -134,11 +137,6 @@ def _share(objective: str, members: Sequence[Member]) -> NDArray:
     size = np.array([member.size for member in members])
     share = size / size.sum() if objective == "samples" else np.full(len(size), 1 / len(size))
     return share.astype(np.float32)
-
-
-FEW = 3  # updates: with fewer, a liar's own update could be the median
-
-log = logging.getLogger("flwr")
 
 
 class Remembered:
@@ -234,18 +232,15 @@ def _suffice(opened: OpenRound, there: Container[int], fewest: int) -> bool:
 def usual_length(lengths: Iterable[float], before: Sequence[float]) -> float:
     """The median of the lengths that are not 0: half of the devices would have to lie to move it far.
 
-    Of an even number it is the lower of the two in the middle, which one of two devices cannot raise. With fewer than
-    `FEW` updates, the usual lengths of the last rounds count too.
+    Of an even number it is the lower of the two in the middle, which one of two devices cannot raise. With fewer than 3
+    updates, where a liar's own could be the median, the usual lengths of the last rounds count too.
     """
     positive = [value for value in lengths if value > 0]
-    return median_low([*positive, *(before[-FEW:] if len(positive) < FEW else ())]) if positive else 0.0
+    return median_low([*positive, *(before[-3:] if len(positive) < 3 else ())]) if positive else 0.0
 
 
 class Budget:
-    """The epsilon of a private run, whose devices are drawn from `N` or more.
-
-    A round that was interrupted is repeated and counts twice: its devices answer twice.
-    """
+    """The epsilon of a private run, whose devices are drawn from `N` or more."""
 
     def __init__(self, algorithm: Algorithm, N: int, record: RunRecord | None = None) -> None:
         self.algorithm, self.N, self.record = algorithm, N, record
@@ -260,18 +255,13 @@ class Budget:
         """Whether the budget is enough for round t. If it is, the round counts from now on."""
         if self.algorithm.privacy is None:
             return True
-        self.asked += 1
+        self.asked += 1  # a round that was interrupted is repeated and counts twice: its devices answer twice
         if (most := self.algorithm.privacy.epsilon) is not None and (self.epsilon or 0.0) > float(most):
             log.info("the budget of epsilon %g is spent: the run ends before round %d", most, t)
             return False
         if self.record is not None:
             self.record.ask(self.asked)
         return True
-
-
-MOST_METRICS = 20  # of one device
-MOST_LOSS = 1e6
-NAME = re.compile(r"[A-Za-z0-9._-]{1,40}")  # of a metric
 
 
 def evaluation_messages(
@@ -302,12 +292,6 @@ def evaluation_metrics(opened: OpenRound, asked: Sequence[Message], replies: Ite
             opened.answers.refuse(None, f"{node}its evaluation: {error}")
     in_order = [metrics[id] for id in whose if id in metrics]
     return MetricRecord({**_means(in_order)}) if in_order else None
-
-
-# what the record keeps of an evaluation, and what it may be; any other metric is at most LARGEST
-MEASURES = {protocol.SIZE: Form(None, 1, MOST_SAMPLES - 1)}
-MEASURES |= dict.fromkeys(("accuracy", "test_accuracy"), Form(None, 0.0, 1.0))
-MEASURES |= dict.fromkeys(("loss", "train_loss"), Form(None, 0.0, MOST_LOSS))
 
 
 @alone()

@@ -27,18 +27,14 @@ Gradient = Callable[[Arrays, Any, Any, NDArray | None], Arrays]
 
 
 def batches(task: Task, size: int) -> Iterator[NDArray]:
-    """The rows of each mini-batch, as the simulator draws them.
-
-    With unit "epoch" the last batch of a pass is smaller if `batch` does not divide the number of samples. With
-    unit "step" a batch may continue from one pass into the next.
-    """
+    """The rows of each mini-batch, as the simulator draws them."""
     words, offset = np.array(task.words, np.uint32), np.arange(task.batch)
     per_epoch = -(-size // task.batch)
     for s in range(task.work * (per_epoch if task.unit == "epoch" else 1)):
-        if task.unit == "epoch":
+        if task.unit == "epoch":  # the last batch of a pass is smaller if `batch` does not divide the samples
             position = s % per_epoch * task.batch + offset
             yield shuffled(words, s // per_epoch, position[position < size], size)
-        else:
+        else:  # a batch may continue from one pass into the next
             yield shuffled(words, *np.divmod(s * task.batch + offset, size), size)
 
 
@@ -98,7 +94,6 @@ def full_loss(loss: Callable[[Any, Any], Any], x: Any, y: Any) -> float:
 
 
 def plus(a: Arrays, b: Arrays) -> Arrays:
-    """a + b."""
     return {name: value + b[name] for name, value in a.items()}
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import logging
 import math
 import time
 from collections.abc import Iterable, Mapping, Sequence
@@ -27,10 +26,7 @@ from folb.errors import InputError
 from folb.flower import protocol, replies
 from folb.flower.protocol import Arrays, Task
 from folb.flower.replies import Encoded, Expected, Form, Refused, Reply, Shape, last_words
-from folb.flower.roster import Mailbox, Member, message
-
-log = logging.getLogger("flwr")  # the log that users of Flower read
-
+from folb.flower.roster import Mailbox, Member, log, message
 
 close = jax.jit(core_round.close)
 told = jax.jit(core_round.told)
@@ -82,25 +78,23 @@ class Answers:
         known = set(map(id, self.looked_at))
         for reply in (reply for reply in received if id(reply) not in known):
             self.looked_at.append(reply)
-            self._take(reply, owners.get(reply.metadata.reply_to_message_id))
-
-    def _take(self, reply: Message, identity: int | None) -> None:
-        if identity is None:
-            self.refuse(None, f"node {reply.metadata.src_node_id}: a reply that answers no message of this round")
-        elif identity in self.usable or identity in self.refused:
-            self.refuse(identity, "a repeated reply")
-        elif reply.has_error():
-            self.notes.failed[identity] = last_words(reply.error.reason)
-            log.warning("round %d: lost: device %d: %s", self.t, identity, self.notes.failed[identity])
-        else:
-            try:
-                self.usable[identity] = replies.checked(reply, self.asked[identity][1])
-                self.took[identity] = time.monotonic() - self.began
-                self.notes.failed.pop(identity, None)  # an error came first
-                self.notes.up += protocol.nbytes(reply.content)
-            except Refused as reason:
-                self.refused[identity] = str(reason)
-                self.refuse(identity, str(reason))
+            identity = owners.get(reply.metadata.reply_to_message_id)
+            if identity is None:
+                self.refuse(None, f"node {reply.metadata.src_node_id}: a reply that answers no message of this round")
+            elif identity in self.usable or identity in self.refused:
+                self.refuse(identity, "a repeated reply")
+            elif reply.has_error():
+                self.notes.failed[identity] = last_words(reply.error.reason)
+                log.warning("round %d: lost: device %d: %s", self.t, identity, self.notes.failed[identity])
+            else:
+                try:
+                    self.usable[identity] = replies.checked(reply, self.asked[identity][1])
+                    self.took[identity] = time.monotonic() - self.began
+                    self.notes.failed.pop(identity, None)  # an error came first
+                    self.notes.up += protocol.nbytes(reply.content)
+                except Refused as reason:
+                    self.refused[identity] = str(reason)
+                    self.refuse(identity, str(reason))
 
 
 class Slots(NamedTuple):
@@ -292,7 +286,6 @@ class OpenRound:
         return after._replace(params={name: after.params[name] for name in self.state.params})
 
     def metrics(self) -> MetricRecord:
-        """The numbers of a closed round, for Flower's own result."""
         notes, answers = self.notes, self.answers
         lr = None if self.algorithm.step_size is None else float(self.algorithm.solver.lr)
         numbers = {name: value for name, value in (("lr", lr), ("epsilon", notes.epsilon)) if value is not None}
@@ -332,13 +325,10 @@ def _form(upload: Upload, params: Arrays) -> Form:
 def sent_model(
     algorithm: Algorithm, state: State, t: int, arrays: ArrayRecord, seed: Any
 ) -> tuple[ArrayRecord, Arrays | None, tuple[int, int]]:
-    """What devices are sent of the model `arrays`: the record, as they decode it, and the words that they all share.
-
-    A server step or a codec may send another model than the server's.
-    """
+    """What devices are sent of the model `arrays`: the record, as they decode it, and the words that they all share."""
     params, codec, key = state.params, algorithm.compression.down, np.asarray(core_round.shared_words(seed, t))
     start = None
-    if codec is not None or algorithm.server.has("send"):
+    if codec is not None or algorithm.server.has("send"):  # another model than the server's may be sent
         ahead = core_round.model_encoded(algorithm, state, key)
         ahead = {name: np.asarray(ahead[name]) for name in (params if codec is None else ahead)}
         start = None if codec is None else codec.decoded(ahead, key, params)

@@ -15,17 +15,14 @@ from typing import Any
 import numpy as np
 from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
 
-from folb.errors import InputError
+from folb.errors import check
 from folb.typing import NDArray
 
 Arrays = dict[str, NDArray]
 
-# records of a message to a device
-MODEL, TASK, SHIFT, MEAN, BEGIN = "arrays", "task", "shift", "mean", "begin"
-# records of its reply: numbers, and each upload of arrays under its own name
-METRICS = "metrics"
-# entries of METRICS, besides the uploads that are numbers
-ROUND, SIZE, IDENTITY = "round", "num-examples", "identity"
+MODEL, TASK, SHIFT, MEAN, BEGIN = "arrays", "task", "shift", "mean", "begin"  # records of a message to a device
+METRICS = "metrics"  # the record of numbers in its reply, which has each upload of arrays under its own name
+ROUND, SIZE, IDENTITY = "round", "num-examples", "identity"  # entries of METRICS, besides the uploads of numbers
 VALUE = ""  # the array's name in an upload of one array; no array of a model has this name
 
 
@@ -82,8 +79,8 @@ def arrays(params: Any) -> ArrayRecord:
         params = dict(params.named_parameters())
     if isinstance(params, list | tuple):
         params = {str(i): value for i, value in enumerate(params)}
-    if not isinstance(params, Mapping):
-        raise InputError("initial_arrays", params, "needs arrays by name: a dict, a list or a torch module")
+    expected = "needs arrays by name: a dict, a list or a torch module"
+    check("initial_arrays", params, isinstance(params, Mapping), expected)
     return packed(flat(params))
 
 

@@ -10,7 +10,6 @@ import io
 import math
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -55,8 +54,7 @@ class Form(NamedTuple):
     encoded: Encoded | None = None  # if it goes through a codec
 
 
-@dataclass(frozen=True)
-class Expected:
+class Expected(NamedTuple):
     round: int
     uploads: Mapping[str, Form]  # by name
     size: int  # the samples it declared

@@ -18,9 +18,10 @@ from folb.flower import protocol
 from folb.flower.replies import MOST_SAMPLES, last_words, one_line
 
 AGAIN = 10.0  # seconds before a node that did not give its identity is asked again
+SLACK = 60.0  # seconds after its round for which a late reply is still recorded
 MOST = 10**6 - 1  # a report has a row for each number up to the largest
 
-log = logging.getLogger("flwr")
+log = logging.getLogger("flwr")  # the log that users of Flower read
 
 
 class Member(NamedTuple):
@@ -52,13 +53,11 @@ class Roster:
 
     def present(self, mailbox: Mailbox) -> list[Member]:
         """The present devices, once there are enough of them or the waiting time is over."""
-        until = time.monotonic() + self.wait
-        members = self.update(mailbox, self.wait)
-        while len(members) < self.least or self.awaited - {member.identity for member in members}:
-            if (left := until - time.monotonic()) <= 0:
-                break
-            time.sleep(min(0.5, left))
+        members: list[Member] = []
+        for left in looks(time.monotonic() + self.wait):
             members = self.update(mailbox, left)
+            if len(members) >= self.least and self.awaited <= {member.identity for member in members}:
+                break
         self.awaited = set()  # wait for them only once: a device may never come back
         return members
 
@@ -78,7 +77,6 @@ class Roster:
         again later, without waiting.
         """
         now = time.monotonic()
-        until = now + min(seconds, self.patience)
         nodes = set(mailbox.grid.get_node_ids())
         self.claims = {node: member for node, member in self.claims.items() if node in nodes}
         self._hear(mailbox)
@@ -90,11 +88,10 @@ class Roster:
         self.queries |= {id: (node, now + max(seconds, AGAIN)) for id, node in sent.items()}
         new = {id for id, node in sent.items() if node not in self.met}
         self.met |= set(unseen)
-        for pause in pauses():
+        for _ in looks(now + min(seconds, self.patience)):
             self._hear(mailbox)
-            if not new & set(self.queries) or (left := until - time.monotonic()) <= 0:
+            if not new & set(self.queries):
                 break
-            time.sleep(min(pause, left))
         if new:
             self.patience = max(0.0, self.patience - (time.monotonic() - now))
         # an identity stays with its node while that is there and claims it; else it goes to the lowest node
@@ -135,16 +132,11 @@ def _member(reply: Message, node: int) -> Member:
     record = reply.content.get(protocol.METRICS)
     if not isinstance(record, MetricRecord) or set(record) != {protocol.IDENTITY, protocol.SIZE}:
         raise ValueError(f"its answer should have only {protocol.IDENTITY} and {protocol.SIZE}")
-    identity, size = record[protocol.IDENTITY], record[protocol.SIZE]
-    if type(identity) is not int or not 0 <= identity <= MOST:
-        raise ValueError(f"{protocol.IDENTITY} is {one_line(identity)}, and should be a whole number from 0 to {MOST}")
-    if type(size) is not int or not 1 <= size < MOST_SAMPLES:
-        most = MOST_SAMPLES - 1
-        raise ValueError(f"{protocol.SIZE} is {one_line(size)}, and should be a whole number from 1 to {most}")
-    return Member(identity, size, node)
-
-
-SLACK = 60.0  # seconds after its round for which a late reply is still recorded
+    given: dict[str, Any] = {**record}
+    for name, low, high in ((protocol.IDENTITY, 0, MOST), (protocol.SIZE, 1, MOST_SAMPLES - 1)):
+        if type(given[name]) is not int or not low <= given[name] <= high:
+            raise ValueError(f"{name} is {one_line(given[name])}, and should be a whole number from {low} to {high}")
+    return Member(given[protocol.IDENTITY], given[protocol.SIZE], node)
 
 
 def message(kind: str, node: int, t: int, content: RecordDict, seconds: float) -> Message:
@@ -175,12 +167,10 @@ class Mailbox:
         until = time.monotonic() + seconds
         waiting = self.send(messages)
         replies: list[Message] = []
-        for pause in pauses():
+        for _ in looks(until):
             replies += self.pull(waiting)
-            left = until - time.monotonic()
-            if not waiting or enough(replies) or left <= 0:
+            if not waiting or enough(replies):
                 break
-            time.sleep(min(pause, left))
         self.unanswered |= dict.fromkeys(waiting, time.monotonic() + seconds + SLACK)
         return replies
 
@@ -192,12 +182,15 @@ class Mailbox:
         return arrived
 
     def late(self) -> list[Message]:
-        """Late replies: to messages of earlier rounds."""
         now = time.monotonic()
         self.unanswered = {id: until for id, until in self.unanswered.items() if until > now}
         return self.pull(self.unanswered)
 
 
-def pauses() -> Iterator[float]:
-    """Seconds between two looks for replies, longer and longer."""
-    return chain((0.02, 0.05, 0.1, 0.25, 0.5), repeat(1.0))
+def looks(until: float) -> Iterator[float]:
+    """Look for replies until the time is over, after longer and longer pauses: each time, the seconds that are left."""
+    for pause in chain((0.02, 0.05, 0.1, 0.25, 0.5), repeat(1.0)):
+        yield max(0.0, until - time.monotonic())
+        if (left := until - time.monotonic()) <= 0:
+            return
+        time.sleep(min(pause, left))

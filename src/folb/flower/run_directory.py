@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import logging
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -30,6 +29,7 @@ from folb.core.upload import GAMMA
 from folb.core.user_code import user_code
 from folb.errors import SINGLE, InputError
 from folb.flower.open_round import OpenRound
+from folb.flower.roster import log
 from folb.flower.strategy_settings import StrategySettings
 from folb.measures import is_measure, measure
 from folb.report import figures, looks
@@ -38,12 +38,9 @@ from folb.results.document import document
 from folb.store import directory, environment, experiment_file, run_arrays
 from folb.store.round_lines import as_run
 
-CARRIER = "flower"
 ABOUT = "a run on Flower: the strategy was made with these settings"
 ONLY = 0  # the number of the only run in a directory
 ASKED = "privacy.json"  # how many rounds a private run has asked devices for
-
-log = logging.getLogger("flwr")
 
 
 class RunSettings(NamedTuple):
@@ -112,7 +109,7 @@ class RunRecord:
         if there is None:
             directory.check_own(path, again=False)
             asked = about.settings
-            own = {"carrier": CARRIER, "keep_model": False, "flwr": version("flwr"), "note": "", "devices": 0}
+            own = {"carrier": "flower", "keep_model": False, "flwr": version("flwr"), "note": "", "devices": 0}
             own |= {"identity": self.identity, "differs": about.differs()}
             own["runs"] = environment.about_runs([about.algorithm], [asked.seed], asked.judged_by)
             # this comes first: it makes the directory a run that can be resumed

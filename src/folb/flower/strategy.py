@@ -8,7 +8,6 @@ neither Flower's node ids nor the order of the replies can change a bit of the r
 
 from __future__ import annotations
 
-import logging
 import shlex
 import time
 from collections.abc import Callable, Iterable, Mapping
@@ -34,11 +33,9 @@ from folb.flower.device_draw import Admission, Budget, Remembered, draw, evaluat
 from folb.flower.open_round import Notes, OpenRound, close, forms, noisy, sent_model, told
 from folb.flower.protocol import Arrays
 from folb.flower.replies import Form
-from folb.flower.roster import Mailbox, Roster
+from folb.flower.roster import Mailbox, Roster, log
 from folb.flower.run_directory import RunRecord, RunSettings, recording, round_line
 from folb.flower.strategy_settings import SECONDS, StrategySettings
-
-log = logging.getLogger("flwr")  # the log that users of Flower read
 
 Evaluate = Callable[[int, ArrayRecord], MetricRecord | None]
 
@@ -72,7 +69,6 @@ class FederatedStrategy(Strategy):
         return DELTA, *algorithm.uploads
 
     def summary(self) -> None:
-        """Log what will be run."""
         algorithm, settings = self.algorithm, self.settings
         chosen = {key: value for key, value in algorithm.settings.items() if value is not None}
         log.info("%s with %s", algorithm.name, ", ".join(f"{key}={value}" for key, value in chosen.items()))
@@ -101,10 +97,9 @@ class FederatedStrategy(Strategy):
         as "f1", "auc", "top5", "mse" or "own_worst", are recorded under these names.
         """
         check_whole("num_rounds", num_rounds, 1)
-        self.round_seconds = self.settings.deadline
-        if timeout is not None:
-            check("timeout", timeout, SECONDS.holds, SECONDS.words)
-            self.round_seconds = float(timeout)
+        seconds = self.settings.deadline if timeout is None else timeout
+        check("timeout", seconds, SECONDS.holds, SECONDS.words)
+        self.round_seconds = float(seconds)
         for name, config in (("train_config", train_config), ("evaluate_config", evaluate_config)):
             expected = "should be empty: a device reads its settings from the run's config, context.run_config"
             check(name, dict(config or {}), not config, expected)
@@ -118,20 +113,19 @@ class FederatedStrategy(Strategy):
         self.summary()
         state = self._begin(model)
         if self.settings.directory is None:
-            return self._rounds(grid, state, num_rounds, evaluate_fn, None)
+            return self._rounds(state, num_rounds, evaluate_fn, None)
         about = RunSettings(self.settings, self.algorithm, num_rounds, type(self).__name__)
         with recording(Path(self.settings.directory), about, state) as record:
             self.roster.awaited, self.admission = set(record.devices), Admission(record.lines)
             self.budget = Budget(self.algorithm, least, record)
-            result = self._rounds(grid, record.state, num_rounds, evaluate_fn, record)
+            result = self._rounds(record.state, num_rounds, evaluate_fn, record)
             record.finish(protocol.unpacked(result.arrays))
         return result
 
-    def _rounds(
-        self, grid: Grid, state: State, num_rounds: int, evaluate_fn: Evaluate | None, record: RunRecord | None
-    ) -> Result:
+    def _rounds(self, state: State, num_rounds: int, evaluate_fn: Evaluate | None, record: RunRecord | None) -> Result:
         """The remaining rounds; each is recorded when it is finished."""
         assert self.mailbox is not None
+        grid = self.mailbox.grid
         result, done, in_a_row = Result(), record.done if record else 0, 0
         self.state, arrays = state, protocol.packed(state.params)
         self.remembered.unpack(state.devices)
@@ -200,7 +194,17 @@ class FederatedStrategy(Strategy):
         """Draw the round's devices, with a message for each distinct one. `config` is not used."""
         if self.mailbox is None or self.mailbox.grid is not grid:
             self.mailbox = Mailbox(grid)
-        self.opened = opened = self._opened(server_round, arrays, self.mailbox)
+        params = protocol.unpacked(arrays)
+        if self.state is None:
+            self.state = self._begin(params)
+        state = self.state._replace(params=params, devices=())
+        members = self.roster.present(self.mailbox)
+        notes, began = Notes(self.roster.rejections(self.mailbox), epsilon=self.budget.epsilon), time.monotonic()
+        algorithm = core_round.with_step_size(self.settings.sized(self.algorithm, len(members)), state, server_round)
+        sent = sent_model(algorithm, state, server_round, arrays, np.uint32(self.settings.seed))
+        N = len({member.identity for member in members} | set(self.remembered.met))
+        asked = (self.uploads(algorithm), N, notes, *sent, self.forms, self.round_seconds, self.replay, began)
+        self.opened = opened = OpenRound(server_round, algorithm, state, members, *asked)
         if len(opened.members) < (least := self.settings.min_available_nodes):
             opened.abandoned = f"{len(opened.members)} devices are there, but {least} are needed"
         else:
@@ -210,26 +214,10 @@ class FederatedStrategy(Strategy):
         guard, distinct, K = opened.algorithm.guard, len(opened.drawn), opened.algorithm.selection.K
         if guard is not None and not self.warned and (most := distinct * float(guard.cap) / K) < 1:
             self.warned = True
-            log.warning(
-                "%d devices, each with a weight of at most cap / K = %g / %d: weights add up to at most %.2g, and "
-                "steps are that much shorter; use a smaller K",
-                *(distinct, float(guard.cap), K, most),
-            )
+            each = f"each with a weight of at most cap / K = {float(guard.cap):g} / {K}: weights add up to at most"
+            steps = "steps are that much shorter; use a smaller K"
+            log.warning("%d devices, %s %.2g, and %s", distinct, each, most, steps)
         return self._ask(opened)
-
-    def _opened(self, t: int, arrays: ArrayRecord, mailbox: Mailbox) -> OpenRound:
-        """The round, with the devices that are there."""
-        params = protocol.unpacked(arrays)
-        if self.state is None:
-            self.state = self._begin(params)
-        state = self.state._replace(params=params, devices=())
-        members = self.roster.present(mailbox)
-        notes, began = Notes(self.roster.rejections(mailbox), epsilon=self.budget.epsilon), time.monotonic()
-        algorithm = core_round.with_step_size(self.settings.sized(self.algorithm, len(members)), state, t)
-        sent = sent_model(algorithm, state, t, arrays, np.uint32(self.settings.seed))
-        N = len({member.identity for member in members} | set(self.remembered.met))
-        asked = (*sent, self.forms, self.round_seconds, self.replay)
-        return OpenRound(t, algorithm, state, members, self.uploads(algorithm), N, notes, *asked, began)
 
     def _ask(self, opened: OpenRound) -> list[Message]:
         """Ask S_1 for updates and what else the rule needs, and the rest of S_2 for gradients."""
@@ -310,13 +298,11 @@ class FederatedStrategy(Strategy):
     def configure_evaluate(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
-        """Ask a share of the devices for their metrics of the model."""
         given = (self.settings, self.round_seconds, arrays)
         self.evaluating = evaluation_messages(self.opened, *given) if self.opened else []
         return self.evaluating
 
     def aggregate_evaluate(self, server_round: int, replies: Iterable[Message]) -> MetricRecord | None:
-        """The devices' metrics, weighted by their samples."""
         return evaluation_metrics(self._round, self.evaluating, replies)
 
 

@@ -73,8 +73,8 @@ class StrategySettings:
 
     def __post_init__(self) -> None:
         algorithm = self.algorithm
-        if not isinstance(algorithm, Algorithm):
-            raise InputError("algorithm", algorithm, "should be an Algorithm, such as algorithms.folb()")
+        expected = "should be an Algorithm, such as algorithms.folb()"
+        check("algorithm", algorithm, isinstance(algorithm, Algorithm), expected)
         conflicts.check(algorithm, conflicts.on_flower)
         self._check(algorithm.selection)
         if algorithm.privacy is not None:
@@ -84,16 +84,12 @@ class StrategySettings:
         if needs := systems.asked_for(system):
             expected = f"should not need {', '.join(needs)}: on Flower bytes and seconds are real"
             raise InputError("system", systems.described(system)[0], expected)
-        # "none" is no guard, as in an algorithm
-        given = flattened({GUARDS.name: None if isinstance(self.guard, str) and self.guard == "none" else self.guard})
+        given = flattened({GUARDS.name: self.guard})
         guard = GUARDS.changed(Guard(), {path.partition(".")[2]: value for path, value in given.items()})
-        changed: dict[str, Any] = {}
         if guard is not None and algorithm.guard is None and algorithm.privacy is None and algorithm.sees_gradients:
-            changed["guard"] = guard
+            algorithm = algorithm.replace(guard=guard)
         if self.over_selection is not None:
-            changed["select.over_selection"] = self.over_selection
-        if changed:
-            algorithm = algorithm.replace(**changed)
+            algorithm = algorithm.replace(**{"select.over_selection": self.over_selection})
         # in place of what was given
         vars(self).update(algorithm=algorithm, guard=guard, system=system, seed=int(self.seed))
         vars(self).update(max_norm=float(self.max_norm))
@@ -122,8 +118,8 @@ class StrategySettings:
         """Raise an `InputError` for settings that would send values without noise, or that epsilon does not cover."""
         assert algorithm.privacy is not None
         K = algorithm.privacy.K
-        if self.replay and not algorithm.privacy.replay:
-            raise InputError("replay", self.replay, "should be False: the algorithm has privacy.replay=False")
+        expected = "should be False: the algorithm has privacy.replay=False"
+        check("replay", self.replay, algorithm.privacy.replay or not self.replay, expected)
         for name in ("fraction_train", "min_replies", "over_selection"):
             value = getattr(self, name)
             if value is not None and (name == "fraction_train" or value != 1):  # a share of 1 means all devices, not K

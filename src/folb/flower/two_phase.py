@@ -91,7 +91,6 @@ class TwoPhaseStrategy(FederatedStrategy):
 
     @property
     def fewest(self) -> int:
-        """The fewest distinct devices for a round that counts."""
         return max(self.settings.min_replies or 1, self.min_devices)
 
     def _closed(self, opened: OpenRound) -> State:
@@ -114,5 +113,4 @@ class TwoPhaseStrategy(FederatedStrategy):
 
 
 def _with(upload: Upload, **numbers: Any) -> Upload:
-    """An upload with the numbers of one device."""
     return replace(upload, numbers={**upload.numbers, **{name: float(value) for name, value in numbers.items()}})
