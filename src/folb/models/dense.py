@@ -83,7 +83,7 @@ def mlp(
     def scores(params: Params, x: Array, key: Array | None) -> Array:
         return perceptron(params, x.reshape(len(x), inputs), units, drop, key)
 
-    start = drawing(shapes(inputs, units), check_init(init))
+    start = drawing(shapes(inputs, units), init)
     return classifier(start, randomised(scores, drop=drop), hidden=hidden(units))
 
 
@@ -107,12 +107,13 @@ def perceptron(
     return apply(params[last], x)
 
 
-def drawing(shapes: Mapping[str, tuple[int, ...]], init: str) -> Callable[[Array], Params]:
+def drawing(shapes: Mapping[str, tuple[int, ...]], init: str | None) -> Callable[[Array], Params]:
     """The function of a key that draws layers with weights of these shapes, each as `drawn` does."""
+    how = "glorot" if init is None else choose("init", init, ("glorot", "torch"))
 
     def start(key: Array) -> Params:
         keys = jax.random.split(key, len(shapes))
-        return {name: drawn(keys[i], shape, init) for i, (name, shape) in enumerate(shapes.items())}
+        return {name: drawn(keys[i], shape, how) for i, (name, shape) in enumerate(shapes.items())}
 
     return start
 
@@ -130,11 +131,6 @@ def drawn(key: Array, shape: tuple[int, ...], init: str = "glorot") -> Params:
         "weight": jax.random.uniform(keys[0], shape, minval=-bound, maxval=bound),
         "bias": jax.random.uniform(keys[1], shape[-1:], minval=-bound, maxval=bound),
     }
-
-
-def check_init(init: str | None) -> str:
-    """The draw of a network's weights, by its name."""
-    return "glorot" if init is None else choose("init", init, ("glorot", "torch"))
 
 
 def apply(params: Params, x: Array) -> Array:
@@ -158,15 +154,11 @@ def multiply(x: Array, weight: Array) -> Array:
 
 @multiply.defjvp
 def _multiply_jvp(primals: tuple[Array, Array], tangents: tuple[Array, Array]) -> tuple[Array, Array]:
-    """The derivative, written so that the gradient of the weight is transposed at the end.
-
-    That gradient is the product of x and the result's gradient, one of them transposed: the narrower one is cheaper.
-    The barrier keeps the compiler from undoing this.
-    """
+    """The derivative. The gradient of the weight is transposed at the end: the narrower matrix is cheaper to turn."""
     (x, weight), (dx, dweight) = primals, tangents
     inputs, outputs = weight.shape
     if outputs < inputs < len(x):
-        turned = jax.lax.optimization_barrier(dweight.T)
+        turned = jax.lax.optimization_barrier(dweight.T)  # the compiler would undo this
         of_weight = jax.lax.dot_general(turned, x, (((1,), (1,)), ((), ()))).T
     else:
         of_weight = x @ dweight
