@@ -232,16 +232,12 @@ def _perform(
 def ready(planned: Plan, accelerators: int | str = 1) -> Simulation:
     """The simulation of a planned experiment, checked."""
     experiment = planned.experiment
-    of_devices = ["weights", "gamma", *(["own"] if FAIRNESS in experiment.metrics else [])]
-    attacked = any(algorithm.attack is not None for algorithm in planned.algorithms)
+    record = ["weights", "gamma"] if experiment.records else []
+    record += ["own"] if record and FAIRNESS in experiment.metrics else []
+    record += ["attack"] if any(algorithm.attack is not None for algorithm in planned.algorithms) else []
     with naming_own_files(experiment.named):
-        return simulation(
-            planned,
-            system=planned.system,
-            objective=experiment.objective,
-            record=(*(of_devices if experiment.records else ()), *(("attack",) if attacked else ())),
-            accelerators=accelerators,
-        )
+        chosen = {"system": planned.system, "objective": experiment.objective, "record": tuple(record)}
+        return simulation(planned, accelerators=accelerators, **chosen)
 
 
 def place(planned: Plan) -> Path:
@@ -287,8 +283,6 @@ def prepare(
 ) -> None:
     """Make the claimed directory ready: from scratch, or to resume what an earlier process left.
 
-    The name and the tags stay as they are, unless others are `given`.
-
     Rounds and checkpoints of other versions of the program are not resumed: the results would mix both versions.
     """
     now = environment(planned, accelerators) | {"keep_model": keep_model}
@@ -328,7 +322,6 @@ def environment(planned: Plan, accelerators: int | str = 1) -> dict[str, Any]:
 def finish(path: Path, planned: Plan, runs: Sequence[Run], about: Mapping[str, Any] | None = None) -> RunDirectory:
     """Write the models, if `about` describes them, the picture and the results; then remove the checkpoints.
 
-    Picture and results come from the rounds as recorded, and so does all that is later made from the run directory.
     If it is killed before the results are written, the checkpoints have everything; later, `_complete` does the rest.
     """
     if about is not None:
@@ -368,6 +361,5 @@ def _complete(path: Path, planned: Plan) -> None:
         return
     with claimed(path):
         if not drawn:
-            picture = _picture(planned.experiment, planned.note, store.read(path).runs())
-            atomic.replace(path / store.CURVES, picture)
+            atomic.replace(path / store.CURVES, _picture(planned.experiment, planned.note, store.read(path).runs()))
         _tidy(path)

@@ -230,12 +230,10 @@ class Chosen:
         """What the constructor makes. A user's own may fail in any way; the error then names it as the cause."""
         try:
             made = self.constructor(*arguments, **values)
-        except InputError:
-            raise
         except FAILURES as error:
-            if self.own:
-                raise InputError(self.name, values, f"fails: {type(error).__name__}: {error}") from error
-            raise
+            if isinstance(error, InputError) or not self.own:
+                raise
+            raise InputError(self.name, values, f"fails: {type(error).__name__}: {error}") from error
         if not isinstance(made, kind):
             what = "function (home, draws, cost) -> Effort" if kind is Callable else f"folb.{kind.__name__}"
             raise InputError(self.name, made, f"should make a {what}")
