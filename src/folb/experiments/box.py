@@ -139,10 +139,8 @@ def draw(box: Mapping[str, Choice], n: int, seed: int) -> list[dict[str, Any]]:
 
 
 def _orders(words: Sequence[str], n: int, key: str) -> list[list[int]]:
-    """For each setting, the part of its range that each point is in.
-
-    The least correlated of many draws: or the high values of one setting would often meet only low ones of another.
-    """
+    """For each setting, the part of its range that each point is in."""
+    # the least correlated of many: or the high values of one setting would often meet only low values of another
     tries = [
         [sorted(range(n), key=lambda i: _chance(f"{key} {k} {word} {i}")) for word in words]
         for k in range(max(1, TRIED // n))
@@ -161,7 +159,6 @@ def _correlation(orders: Sequence[Sequence[int]]) -> int:
 
 
 def _column(word: str, of_setting: Choice, order: Sequence[int], key: str) -> list[Any]:
-    """The values of one setting at the points."""
     n = len(order)
     places = [(place, _chance(f"{key} within {word} {i}")) for i, place in enumerate(order)]
     if isinstance(of_setting, Range):

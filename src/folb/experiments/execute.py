@@ -158,13 +158,11 @@ def resume(
             store.restore(place_of_run)
     stored = read(run)
     path, there = stored.path, stored.environment
-    if stored.deployed:
-        expected = f"is a run on Flower: to resume it, submit it again: {stored.resume_command}"
-        raise InputError("run", path.name, expected)
+    expected = f"is a run on Flower: to resume it, submit it again: {stored.resume_command}"
+    check("run", path.name, not stored.deployed, expected)
     planned = plan(from_toml(path / store.EXPERIMENT), there["stream"] if stream is None else stream)
-    if planned.identity != there["identity"] and not again:
-        changed = f"its {store.EXPERIMENT}, its data or the user's own files have changed"
-        raise InputError("run", path.name, f"{changed}; --again runs it from the start")
+    expected = f"its {store.EXPERIMENT}, its data or the user's own files have changed; --again runs it from the start"
+    check("run", path.name, again or planned.identity == there["identity"], expected)
     return execute(
         planned,
         directory=path,
@@ -230,7 +228,6 @@ def _perform(
 
 
 def ready(planned: Plan, accelerators: int | str = 1) -> Simulation:
-    """The simulation of a planned experiment, checked."""
     experiment = planned.experiment
     record = ["weights", "gamma"] if experiment.records else []
     record += ["own"] if record and FAIRNESS in experiment.metrics else []
@@ -265,12 +262,11 @@ def check_place(path: Path, planned: Plan, again: bool, accelerators: int | str 
         store.check_own(path, again)
     elif not again:
         now, there = environment(planned, accelerators), store.read(path).environment
-        if there["identity"] != now["identity"]:
-            raise InputError("out", str(path), "holds the run of another experiment; --again replaces it")
+        same = there["identity"] == now["identity"]
+        check("out", str(path), same, "holds the run of another experiment; --again replaces it")
         for key in ("accelerators", "stream"):
-            if there[key] != now[key]:
-                expected = f"should be {there[key]}, as when it began; --again runs it from the start"
-                raise InputError(key, now[key], expected)
+            expected = f"should be {there[key]}, as when it began; --again runs it from the start"
+            check(key, now[key], there[key] == now[key], expected)
 
 
 def prepare(
@@ -356,10 +352,9 @@ def _tidy(path: Path) -> None:
 
 def _complete(path: Path, planned: Plan) -> None:
     """Finish the work of a process that was killed after it wrote the results."""
-    drawn = (path / store.CURVES).is_file()
-    if drawn and not any((path / left).exists() for left in LEFT):
+    if (path / store.CURVES).is_file() and not any((path / left).exists() for left in LEFT):
         return
     with claimed(path):
-        if not drawn:
+        if not (path / store.CURVES).is_file():
             atomic.replace(path / store.CURVES, _picture(planned.experiment, planned.note, store.read(path).runs()))
         _tidy(path)

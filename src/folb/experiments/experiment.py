@@ -19,7 +19,6 @@ from folb.simulation.settled import Evaluate, check_evaluate
 from folb.store import experiment_file
 
 BY_DATASET = "by dataset"
-OF_A_BOX = ("box", "points", "box_seed")  # the fields that only an experiment with a box has
 
 
 @dataclass(frozen=True)
@@ -136,7 +135,7 @@ def from_fields(content: Mapping[str, Any], where: str = "") -> Experiment:
 def to_mapping(experiment: Experiment) -> dict[str, Any]:
     """The experiment as the keys and values of a file."""
     given = {field.name: getattr(experiment, field.name) for field in fields(experiment)}
-    absent = () if experiment.box else OF_A_BOX
+    absent = () if experiment.box else ("box", "points", "box_seed")
     return {name: value for name, value in given.items() if value is not None and name not in absent}
 
 

@@ -16,10 +16,7 @@ CELLS = 2_000_000  # the most counts in a report, of devices by labels
 
 
 def holdings(stored: Sequence[RunDirectory]) -> list[dict[str, Any]]:
-    """For each run directory the devices' samples and labels, or in words why they are missing.
-
-    Only runs that recorded their devices need them. The same data are loaded once.
-    """
+    """For each run directory the devices' samples and labels, or in words why they are missing."""
     known: dict[str, dict[str, Any]] = {}
     rows = []
     for one in stored:

@@ -23,7 +23,6 @@ from folb.store.run_arrays import digest, is_described, read_about, read_model
 from folb.typing import NDArray, Params
 
 BLOCK = 256  # samples predicted at once
-SAVED = "`folb compare --again` saves it, without --no-model; the studies save none"
 
 
 @dataclass(frozen=True, eq=False)
@@ -47,8 +46,7 @@ class KeptModel:
         if self.shape is None:
             return f"KeptModel({self.name}: arrays alone)"
         kind = "numbers to predict" if is_regression(self.model.judged_by) else f"{len(self.classes)} classes"
-        about = f"samples of shape {self.shape}, {kind}"
-        return f"KeptModel({self.name}, {self.algorithm}, seed {self.seed}: {about})"
+        return f"KeptModel({self.name}, {self.algorithm}, seed {self.seed}: samples of shape {self.shape}, {kind})"
 
     def predict(self, x: Any) -> NDArray:
         """The class of each sample, as a number; `classes[number]` is its name. For a regression, the predicted number.
@@ -130,7 +128,9 @@ def _file(run: RunDirectory | str | os.PathLike[str]) -> Path:
     path = stored.path / directory.MODEL
     if not path.is_file():
         unfinished = f"is {stored.state}: its model is saved when it finishes"
-        missing = f"has no {directory.MODEL}: {SAVED}"
+        missing = (
+            f"has no {directory.MODEL}: `folb compare --again` saves it, without --no-model; the studies save none"
+        )
         raise InputError("run", stored.name, missing if stored.state == "finished" else unfinished)
     return path
 

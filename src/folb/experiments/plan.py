@@ -278,8 +278,7 @@ def _spread(parts: list[Chosen], where: str, given: Mapping[str, Any]) -> list[t
         if isinstance(value, Mapping) and only == key:
             flat += [(only, name, one) for name, one in flattened(value).items()]
         elif isinstance(value, Mapping):
-            if key not in SLOTS:
-                choose(where, key, [*names, *SLOTS])
+            choose(where, key, [*names, *SLOTS])
             flat += [(None, name, one) for name, one in flattened({key: value}).items()]
         else:
             flat.append((only, key.removeprefix(f"{only}."), value) if only not in (None, key) else (None, key, value))
@@ -305,7 +304,6 @@ def _distribute(parts: list[Chosen], field: str, given: Mapping[str, Any]) -> No
 
 
 def _swept(name: str, kind: Any, value: Any) -> list[Any]:
-    """The values of a setting that is swept."""
     options = value if isinstance(value, list | tuple) else [value]
     check(name, value, bool(options), "should be at least one value")
     values = [option if name in SLOTS and ".py:" in str(option) else read(name, kind, option) for option in options]

@@ -55,8 +55,7 @@ class Point:
         """
         if self.diverged:
             return True, math.inf, len(self.reached), math.inf
-        known = {"first": self.reached, "sustained": self.held, "seconds": self.seconds, "bytes": self.sent}
-        arrived = known[by]
+        arrived = {"first": self.reached, "sustained": self.held, "seconds": self.seconds, "bytes": self.sent}[by]
         return False, summary.median_round(arrived), list(arrived).count(None), float(f"{self.loss:.4g}")
 
 
@@ -106,7 +105,6 @@ def search(
 
 
 def sweepable() -> list[str]:
-    """The settings of all algorithms."""
     return list(dict.fromkeys(name for make in ALGORITHMS.values() for name in algorithm_settings(make)))
 
 
@@ -164,8 +162,7 @@ def placed(
 def winner(planned: Plan, points: Sequence[Point], seeds: Sequence[int]) -> Experiment:
     """The experiment that runs the best point of a search on other seeds."""
     best = points[0]
-    if best.diverged:
-        raise InputError("grid", [point.label for point in points], "diverged at every point: there is no winner")
+    check("grid", [point.label for point in points], not best.diverged, "diverged at every point: there is no winner")
     experiment = planned.experiment
     settings = {key: "none" if value is None else value for key, value in best.algorithm.settings.items()}
     settings |= {key: spec for spec, kind in planned.own.items() for key in SLOTS if settings[key] == name_of(kind)}
@@ -231,8 +228,6 @@ def document(
 
 def by_algorithm(planned: Plan, draws: Iterable[Sequence[Run]]) -> list[list[Run]]:
     """For each algorithm of a plan, its runs on all draws; each draw has the runs of one algorithm after another."""
-    groups: list[list[Run]] = [[] for _ in planned.algorithms]
-    for runs in draws:
-        for i, run in enumerate(runs):
-            groups[i * len(groups) // len(runs)].append(run)
-    return groups
+    n = len(planned.algorithms)
+    sizes = [(runs, len(runs) // n) for runs in draws]
+    return [[run for runs, size in sizes for run in runs[i * size : (i + 1) * size]] for i in range(n)]

@@ -101,7 +101,7 @@ def _network(
     def scores(params: Params, x: Array, key: Array | None) -> Array:
         x = varied(x.reshape(len(x), *size), varying["flip"], varying["crop"], key)
         for name in convolutions:
-            x = apply(params[name], x, padded)
+            x = convolved(params[name]["weight"], x, padded) + params[name]["bias"]
             x = jax.nn.relu(halve(x) if name in halved else x)
         x = dropped(x.reshape(len(x), -1), varying["drop_maps"], key, 0)
         return dense.perceptron(params, x, dense_units, varying["drop_units"], key)
@@ -110,13 +110,8 @@ def _network(
     return classifier(start, randomised(scores, **varying), heavy=True, block=block, hidden=dense.hidden(units))
 
 
-def apply(params: Params, x: Array, padded: bool = True) -> Array:
-    """The convolution of images [batch, height, width, channels], padded with zeros to keep their size, or not."""
-    return convolved(params["weight"], x, padded) + params["bias"]
-
-
 def convolved(weight: Array, x: Array, padded: bool = True, stride: int = 1) -> Array:
-    """The convolution without biases, at every pixel, or at every second one in both directions if the stride is 2."""
+    """The convolution of images [batch, height, width, channels], padded with zeros to keep their size, or not."""
     # One product with shifted copies of the images. Inside a loop XLA's own convolution is about ten times slower on a
     # CPU, and half as fast on a GPU if each device of a round has its own weights.
     side = len(weight)

@@ -119,14 +119,10 @@ def drawing(shapes: Mapping[str, tuple[int, ...]], init: str | None) -> Callable
 
 
 def drawn(key: Array, shape: tuple[int, ...], init: str = "glorot") -> Params:
-    """Initial weights of that shape, outputs last, and biases.
-
-    "glorot" is Glorot and Bengio's uniform draw, with zero biases. "torch" is PyTorch's default for dense and
-    convolutional layers: both uniform within 1/sqrt(n), if n inputs go into an output.
-    """
+    """Initial weights of that shape, outputs last, and biases: Glorot and Bengio's draw, or PyTorch's default."""
     if init == "glorot":
         return {"weight": jax.nn.initializers.glorot_uniform()(key, shape), "bias": jnp.zeros(shape[-1])}
-    keys, bound = jax.random.split(key), prod(shape[:-1]) ** -0.5
+    keys, bound = jax.random.split(key), prod(shape[:-1]) ** -0.5  # from the inputs of an output
     return {
         "weight": jax.random.uniform(keys[0], shape, minval=-bound, maxval=bound),
         "bias": jax.random.uniform(keys[1], shape[-1:], minval=-bound, maxval=bound),

@@ -94,10 +94,7 @@ RUNNING = {"batch_stats", "running_mean", "running_var", "mean_ema", "var_ema"} 
 
 
 def check_model(model: Model, params: Params, x: Any, y: Any) -> None:
-    """Raise an `InputError` unless all its parameters are learnt, and its loss needs no more than it is given.
-
-    The parameters, a batch `x` and its labels `y` may be shapes and types alone. Nothing is computed.
-    """
+    """Raise an `InputError` unless all its parameters are learnt, and its loss needs no more than it is given."""
     for path, _ in jax.tree_util.tree_flatten_with_path(params)[0]:
         for name in RUNNING & set(jax.tree_util.keystr(path, simple=True, separator="/").split("/")):
             expected = "are running statistics, which no gradient learns: use group or layer norm instead of batch norm"
