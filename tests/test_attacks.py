@@ -19,7 +19,7 @@ from folb.core.liars import ATTACKS, Lies
 from folb.core.rules import Gradients, Round
 from folb.data.synthetic import synthetic
 from folb.errors import InputError
-from folb.experiments.plan import common_settings
+from folb.experiments.settings import common_settings
 from folb.models import logistic
 from folb.results.outcomes import Outcome
 from folb.store import directory, run_arrays

@@ -187,7 +187,7 @@ def test_perceptron_against_numpy():
 @pytest.mark.parametrize(("side", "padding"), [(3, "SAME"), (5, "SAME"), (5, "VALID")])
 def test_convolution_is_the_librarys(channels, side, padding):
     def by_product(x, weight):
-        return convolution.apply({"weight": weight, "bias": jnp.zeros(4)}, x, padded=padding == "SAME")
+        return convolution.convolved(weight, x, padded=padding == "SAME")
 
     def by_library(x, weight):
         return jax.lax.conv_general_dilated(x, weight, (1, 1), padding, dimension_numbers=("NHWC", "HWIO", "NHWC"))

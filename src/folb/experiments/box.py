@@ -120,27 +120,29 @@ def choice(name: str, kind: Any, given: Any) -> Choice:
     return values
 
 
+# the words that stand for settings in the seeds of a draw; they stay, because stored searches have these points
+SEEDED = {"local.lr": "lr", "local.mu": "mu", "rule.weights": "averaging", "server.beta": "beta", "select.K": "K"}
+
+
 def draw(box: Mapping[str, Choice], n: int, seed: int) -> list[dict[str, Any]]:
     """n different points of the box."""
     size = math.prod(choice.size if isinstance(choice, Range) else len(choice) for choice in box.values())
     check("points", n, n <= size, f"should be at most {size:.0f}: the box has no more points")
     points: dict[str, tuple[Any, ...]] = {}
-    turns = itertools.count()
+    turns, words = itertools.count(), [SEEDED.get(name, name.replace(".", "_")) for name in box]
     while len(points) < n:  # with whole numbers or values, a point may be drawn twice; then more are drawn
         key = f"{seed} {next(turns)}"
-        orders = zip(box.items(), _orders(list(box), n, key), strict=True)
-        for point in zip(*(_column(name, choice, order, key) for (name, choice), order in orders), strict=True):
+        columns = map(_column, words, box.values(), _orders(words, n, key), itertools.repeat(key))
+        for point in zip(*columns, strict=True):
             points.setdefault(repr(point), point)
     return [dict(zip(box, point, strict=True)) for point in list(points.values())[:n]]
 
 
-def _orders(names: Sequence[str], n: int, key: str) -> list[list[int]]:
-    """For each setting, the part of its range that each point is in. The least correlated of many draws is taken.
-
-    Without this, the high values of one setting would often meet only the low values of another.
-    """
+def _orders(words: Sequence[str], n: int, key: str) -> list[list[int]]:
+    """For each setting, the part of its range that each point is in."""
+    # the least correlated of many: or the high values of one setting would often meet only low values of another
     tries = [
-        [sorted(range(n), key=lambda i: _chance(f"{key} {k} {_seeded(name)} {i}")) for name in names]
+        [sorted(range(n), key=lambda i: _chance(f"{key} {k} {word} {i}")) for word in words]
         for k in range(max(1, TRIED // n))
     ]
     return min(tries, key=_correlation)
@@ -156,21 +158,12 @@ def _correlation(orders: Sequence[Sequence[int]]) -> int:
     return max((abs(4 * sum(map(int.__mul__, a, b)) - n * (n - 1) ** 2) for a, b in pairs), default=0)
 
 
-def _column(name: str, of_setting: Choice, order: Sequence[int], key: str) -> list[Any]:
-    """The values of one setting at the points."""
+def _column(word: str, of_setting: Choice, order: Sequence[int], key: str) -> list[Any]:
     n = len(order)
-    places = [(place, _chance(f"{key} within {_seeded(name)} {i}")) for i, place in enumerate(order)]
+    places = [(place, _chance(f"{key} within {word} {i}")) for i, place in enumerate(order)]
     if isinstance(of_setting, Range):
         return [of_setting.drawn(place, offset, n) for place, offset in places]
     return [of_setting[int((place + offset) / n * len(of_setting))] for place, offset in places]
-
-
-SEEDED = {"local.lr": "lr", "local.mu": "mu", "rule.weights": "averaging", "server.beta": "beta", "select.K": "K"}
-
-
-def _seeded(name: str) -> str:
-    """The word that stands for a setting in the seeds of a draw. It stays: stored searches have these points."""
-    return SEEDED.get(name, name.replace(".", "_"))
 
 
 def _chance(key: str) -> float:

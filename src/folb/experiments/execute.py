@@ -158,13 +158,11 @@ def resume(
             store.restore(place_of_run)
     stored = read(run)
     path, there = stored.path, stored.environment
-    if stored.deployed:
-        expected = f"is a run on Flower: to resume it, submit it again: {stored.resume_command}"
-        raise InputError("run", path.name, expected)
+    expected = f"is a run on Flower: to resume it, submit it again: {stored.resume_command}"
+    check("run", path.name, not stored.deployed, expected)
     planned = plan(from_toml(path / store.EXPERIMENT), there["stream"] if stream is None else stream)
-    if planned.identity != there["identity"] and not again:
-        changed = f"its {store.EXPERIMENT}, its data or the user's own files have changed"
-        raise InputError("run", path.name, f"{changed}; --again runs it from the start")
+    expected = f"its {store.EXPERIMENT}, its data or the user's own files have changed; --again runs it from the start"
+    check("run", path.name, again or planned.identity == there["identity"], expected)
     return execute(
         planned,
         directory=path,
@@ -230,18 +228,13 @@ def _perform(
 
 
 def ready(planned: Plan, accelerators: int | str = 1) -> Simulation:
-    """The simulation of a planned experiment, checked."""
     experiment = planned.experiment
-    of_devices = ["weights", "gamma", *(["own"] if FAIRNESS in experiment.metrics else [])]
-    attacked = any(algorithm.attack is not None for algorithm in planned.algorithms)
+    record = ["weights", "gamma"] if experiment.records else []
+    record += ["own"] if record and FAIRNESS in experiment.metrics else []
+    record += ["attack"] if any(algorithm.attack is not None for algorithm in planned.algorithms) else []
     with naming_own_files(experiment.named):
-        return simulation(
-            planned,
-            system=planned.system,
-            objective=experiment.objective,
-            record=(*(of_devices if experiment.records else ()), *(("attack",) if attacked else ())),
-            accelerators=accelerators,
-        )
+        chosen = {"system": planned.system, "objective": experiment.objective, "record": tuple(record)}
+        return simulation(planned, accelerators=accelerators, **chosen)
 
 
 def place(planned: Plan) -> Path:
@@ -269,12 +262,11 @@ def check_place(path: Path, planned: Plan, again: bool, accelerators: int | str 
         store.check_own(path, again)
     elif not again:
         now, there = environment(planned, accelerators), store.read(path).environment
-        if there["identity"] != now["identity"]:
-            raise InputError("out", str(path), "holds the run of another experiment; --again replaces it")
+        same = there["identity"] == now["identity"]
+        check("out", str(path), same, "holds the run of another experiment; --again replaces it")
         for key in ("accelerators", "stream"):
-            if there[key] != now[key]:
-                expected = f"should be {there[key]}, as when it began; --again runs it from the start"
-                raise InputError(key, now[key], expected)
+            expected = f"should be {there[key]}, as when it began; --again runs it from the start"
+            check(key, now[key], there[key] == now[key], expected)
 
 
 def prepare(
@@ -286,8 +278,6 @@ def prepare(
     given: Mapping[str, Any] | None = None,
 ) -> None:
     """Make the claimed directory ready: from scratch, or to resume what an earlier process left.
-
-    The name and the tags stay as they are, unless others are `given`.
 
     Rounds and checkpoints of other versions of the program are not resumed: the results would mix both versions.
     """
@@ -328,7 +318,6 @@ def environment(planned: Plan, accelerators: int | str = 1) -> dict[str, Any]:
 def finish(path: Path, planned: Plan, runs: Sequence[Run], about: Mapping[str, Any] | None = None) -> RunDirectory:
     """Write the models, if `about` describes them, the picture and the results; then remove the checkpoints.
 
-    Picture and results come from the rounds as recorded, and so does all that is later made from the run directory.
     If it is killed before the results are written, the checkpoints have everything; later, `_complete` does the rest.
     """
     if about is not None:
@@ -363,11 +352,9 @@ def _tidy(path: Path) -> None:
 
 def _complete(path: Path, planned: Plan) -> None:
     """Finish the work of a process that was killed after it wrote the results."""
-    drawn = (path / store.CURVES).is_file()
-    if drawn and not any((path / left).exists() for left in LEFT):
+    if (path / store.CURVES).is_file() and not any((path / left).exists() for left in LEFT):
         return
     with claimed(path):
-        if not drawn:
-            picture = _picture(planned.experiment, planned.note, store.read(path).runs())
-            atomic.replace(path / store.CURVES, picture)
+        if not (path / store.CURVES).is_file():
+            atomic.replace(path / store.CURVES, _picture(planned.experiment, planned.note, store.read(path).runs()))
         _tidy(path)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
+from functools import partial
 from pathlib import Path
 from typing import Any, get_type_hints
 
@@ -18,7 +19,6 @@ from folb.simulation.settled import Evaluate, check_evaluate
 from folb.store import experiment_file
 
 BY_DATASET = "by dataset"
-OF_A_BOX = ("box", "points", "box_seed")  # the fields that only an experiment with a box has
 
 
 @dataclass(frozen=True)
@@ -54,10 +54,7 @@ class Experiment:
 
     def __post_init__(self) -> None:
         """Check everything that can be checked before any data is loaded."""
-
-        def put(field: str, value: Any) -> None:
-            object.__setattr__(self, field, value)
-
+        put = partial(object.__setattr__, self)
         put("set", dict(self.set or {}))
         for field in ("dataset", "model", "system", "objective"):
             check(field, getattr(self, field), isinstance(getattr(self, field), str), "should be a name")
@@ -69,15 +66,14 @@ class Experiment:
             put("model", data.defaults(self.dataset).model)
         if self.target is None:
             put("target", data.defaults(self.dataset).target)
-        if not isinstance(self.algorithms, list | tuple) or not self.algorithms:
-            raise InputError("algorithms", self.algorithms, "should be a list of at least one name")
-        if not all(isinstance(name, str) for name in self.algorithms):
-            raise InputError("algorithms", list(self.algorithms), "should be names")
+        names = self.algorithms
+        check("algorithms", names, isinstance(names, list | tuple) and names, "should be a list of at least one name")
+        check("algorithms", list(names), all(isinstance(name, str) for name in names), "should be names")
         # a user's own function is called by its name, without the name of its file
-        called = [name.rpartition(":")[2] for name in self.algorithms]
+        called = [name.rpartition(":")[2] for name in names]
         if twice := [name for name in called if called.count(name) > 1]:
             expected = f"should be different names: two are called {twice[0]}; rename a function of your own"
-            raise InputError("algorithms", list(self.algorithms), expected)
+            raise InputError("algorithms", list(names), expected)
         hints = get_type_hints(Experiment)
         for field in ("rounds", "evaluate_every", "target", "evaluate", "device_samples", "records"):
             put(field, read(field, hints[field], getattr(self, field)))
@@ -87,7 +83,7 @@ class Experiment:
             raise InputError("evaluate_every", self.evaluate_every, f"should be at most rounds = {self.rounds}")
         check_number("target", self.target, lambda target: target > 0, "should be more than 0")
         choose("objective", self.objective, ("uniform", "samples"))
-        put("algorithms", tuple(self.algorithms))
+        put("algorithms", tuple(names))
         put("seeds", _seeds(self.seeds))
         check_evaluate(self.evaluate)
         if self.device_samples is not None:
@@ -139,7 +135,7 @@ def from_fields(content: Mapping[str, Any], where: str = "") -> Experiment:
 def to_mapping(experiment: Experiment) -> dict[str, Any]:
     """The experiment as the keys and values of a file."""
     given = {field.name: getattr(experiment, field.name) for field in fields(experiment)}
-    absent = () if experiment.box else OF_A_BOX
+    absent = () if experiment.box else ("box", "points", "box_seed")
     return {name: value for name, value in given.items() if value is not None and name not in absent}
 
 
@@ -149,7 +145,7 @@ def to_toml(experiment: Experiment, note: str = "") -> str:
 
 
 SHOWN = 6  # the most values of a setting; of more, the first and the last
-ELSEWHERE = ("dataset", "model", "set", "box")  # the title has the dataset, and parts have their settings
+ELSEWHERE = ("dataset", "set", "box")  # the title has the dataset, and parts have their settings
 
 
 def differs(experiment: Experiment, parts: Iterable[tuple[str, Mapping[str, Any], Mapping[str, Any]]]) -> str:
@@ -160,8 +156,8 @@ def differs(experiment: Experiment, parts: Iterable[tuple[str, Mapping[str, Any]
     """
     by_dataset = data.defaults(experiment.dataset)
     usual = {field.name: field.default for field in fields(Experiment)}
-    usual |= {"target": by_dataset.target, "points": boxes.POINTS, "box_seed": 0}
-    words = [f"model={_text(experiment.model)}"] if experiment.model != by_dataset.model else []
+    usual |= {"model": by_dataset.model, "target": by_dataset.target, "points": boxes.POINTS, "box_seed": 0}
+    words = []
     for name, default in usual.items():
         value = getattr(experiment, name)
         if name not in ELSEWHERE and value is not None and value != default:

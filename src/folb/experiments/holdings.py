@@ -16,37 +16,29 @@ CELLS = 2_000_000  # the most counts in a report, of devices by labels
 
 
 def holdings(stored: Sequence[RunDirectory]) -> list[dict[str, Any]]:
-    """For each run directory the devices' samples and labels, or in words why they are missing.
-
-    Only runs that recorded their devices need them. The same data are loaded once.
-    """
+    """For each run directory the devices' samples and labels, or in words why they are missing."""
     known: dict[str, dict[str, Any]] = {}
     rows = []
     for one in stored:
         if not one.experiment["records"]:
             rows.append({"missing": "the run did not record its devices"})
             continue
-        key = json.dumps([*_choice(one), one.environment["devices"]], default=str)
+        name, devices = one.experiment["dataset"], one.environment["devices"]
+        given = one.experiment.get("set", {}).get(name, {})
+        key = json.dumps([name, given, devices], default=str)
         if key not in known:
-            known[key] = _counted(one)
+            known[key] = _counted(name, given if isinstance(given, dict) else {}, devices)
         rows.append(known[key])
     return rows
 
 
-def _choice(stored: RunDirectory) -> tuple[str, dict[str, Any]]:
-    name = stored.experiment["dataset"]
-    given = stored.experiment.get("set", {}).get(name, {})
-    return name, given if isinstance(given, dict) else {}
-
-
-def _counted(stored: RunDirectory) -> dict[str, Any]:
+def _counted(name: str, given: Mapping[str, Any], devices: int) -> dict[str, Any]:
     """For each device, how many samples it has to train on, to test on, and of each label."""
-    name, given = _choice(stored)
     try:
         federation = loaded(name, given)
     except (InputError, TypeError, ValueError, MemoryError) as error:  # settings from a file are not checked
         return {"missing": str(error) or type(error).__name__}
-    if stored.environment["devices"] != federation.N:
+    if devices != federation.N:
         return {"missing": f"the data now have {federation.N:,} devices, and the run had another number"}
     if federation.N * federation.classes > CELLS:
         return {"missing": f"they would take too much room: {federation.N:,} devices, {federation.classes:,} labels"}

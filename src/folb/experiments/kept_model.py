@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +23,6 @@ from folb.store.run_arrays import digest, is_described, read_about, read_model
 from folb.typing import NDArray, Params
 
 BLOCK = 256  # samples predicted at once
-SAVED = "`folb compare --again` saves it, without --no-model; the studies save none"
 
 
 @dataclass(frozen=True, eq=False)
@@ -48,39 +46,30 @@ class KeptModel:
         if self.shape is None:
             return f"KeptModel({self.name}: arrays alone)"
         kind = "numbers to predict" if is_regression(self.model.judged_by) else f"{len(self.classes)} classes"
-        about = f"samples of shape {self.shape}, {kind}"
-        return f"KeptModel({self.name}, {self.algorithm}, seed {self.seed}: {about})"
+        return f"KeptModel({self.name}, {self.algorithm}, seed {self.seed}: samples of shape {self.shape}, {kind})"
 
     def predict(self, x: Any) -> NDArray:
         """The class of each sample, as a number; `classes[number]` is its name. For a regression, the predicted number.
 
         `x` has samples first, each of the shape that the model was trained on.
         """
-        return self._blocks(self._predict, x)
+        return self._blocks(self.model.predict, x)
 
     def scores(self, x: Any) -> NDArray:
         """A score for each sample and class, before the softmax."""
-        return self._blocks(self._scores, x)
-
-    @cached_property
-    def _predict(self) -> Callable[[Params, Any], Any]:
-        return jax.jit(self.model.predict)
-
-    @cached_property
-    def _scores(self) -> Callable[[Params, Any], Any]:
         if self.model.scores is None:
             raise InputError("model", self.name, "has no scores: call predict")
-        return jax.jit(self.model.scores)
+        return self._blocks(self.model.scores, x)
 
     def _blocks(self, function: Callable[[Params, Any], Any], x: Any) -> NDArray:
         """The function's values for all samples. The last block is filled up: one program is compiled."""
-        x = self._checked(x)
+        x, compiled = self._checked(x), jax.jit(function)
         block = max(1, min(BLOCK, len(x)))
         parts = []
         for first in range(0, max(len(x), 1), block):
             part = x[first : first + block]
             rest = np.zeros((block - len(part), *x.shape[1:]), x.dtype)
-            parts.append(np.asarray(function(self.params, np.concatenate([part, rest])))[: len(part)])
+            parts.append(np.asarray(compiled(self.params, np.concatenate([part, rest])))[: len(part)])
         return np.concatenate(parts)
 
     def _checked(self, x: Any) -> NDArray:
@@ -121,23 +110,15 @@ def load_model(
     """
     path = _file(run)
     if model is not None and not is_described(path):
-        like = params_like(model)
-        return KeptModel(read_model(path, None, like), model, str(model), "", 0, None, ())
+        return KeptModel(read_model(path, None, params_like(model)), model, str(model), "", 0, None, ())
     about = read_about(path)
-    number = _chosen(about["runs"], algorithm, seed)
-    shape, classes = tuple(about["shape"]), about["classes"]
-    with naming_own_files([about["model"]]):
-        built = _built(about, shape, classes) if model is None else model
-        like = params_like(built)
-    return KeptModel(
-        params=read_model(path, number, like),
-        model=built,
-        name=about["model"],
-        algorithm=about["runs"][number]["algorithm"],
-        seed=about["runs"][number]["seed"],
-        shape=shape,
-        classes=tuple(about["class_names"]) if "class_names" in about else range(classes),
-    )
+    name, number = about["model"], _chosen(about["runs"], algorithm, seed)
+    with naming_own_files([name]):
+        model = _built(about) if model is None else model
+        like = params_like(model)
+    params, run_of = read_model(path, number, like), about["runs"][number]
+    classes = tuple(about["class_names"]) if "class_names" in about else range(about["classes"])
+    return KeptModel(params, model, name, run_of["algorithm"], run_of["seed"], tuple(about["shape"]), classes)
 
 
 def _file(run: RunDirectory | str | os.PathLike[str]) -> Path:
@@ -147,8 +128,10 @@ def _file(run: RunDirectory | str | os.PathLike[str]) -> Path:
     path = stored.path / directory.MODEL
     if not path.is_file():
         unfinished = f"is {stored.state}: its model is saved when it finishes"
-        expected = unfinished if stored.state != "finished" else f"has no {directory.MODEL}: {SAVED}"
-        raise InputError("run", stored.name, expected)
+        missing = (
+            f"has no {directory.MODEL}: `folb compare --again` saves it, without --no-model; the studies save none"
+        )
+        raise InputError("run", stored.name, missing if stored.state == "finished" else unfinished)
     return path
 
 
@@ -166,7 +149,7 @@ def _chosen(runs: Sequence[Mapping[str, Any]], algorithm: str | None, seed: int 
     return matching[0]
 
 
-def _built(about: Mapping[str, Any], shape: tuple[int, ...], classes: int) -> Model:
+def _built(about: Mapping[str, Any]) -> Model:
     """The model that the file names, made with the settings that it had."""
     name = about["model"]
     if ".py:" in name:  # if a user's own file has changed, its model would predict something else
@@ -178,4 +161,4 @@ def _built(about: Mapping[str, Any], shape: tuple[int, ...], classes: int) -> Mo
     made = chosen_by_name("model", name, MODELS)
     known, given = made.settings, about["settings"]
     values = {key: read(key, known[key].type, value) for key, value in given.items() if key in known}
-    return made.make(Model, shape, classes, **values)
+    return made.make(Model, tuple(about["shape"]), about["classes"], **values)

@@ -25,20 +25,9 @@ from folb.data.device_trace import trace
 from folb.data.federation import Federation
 from folb.errors import InputError, check, choose
 from folb.experiments import box as boxes
+from folb.experiments import settings
 from folb.experiments.experiment import Experiment, differs, to_toml
-from folb.experiments.settings import (
-    Chosen,
-    algorithm_settings,
-    chosen_by_name,
-    common_settings,
-    from_file,
-    metric_from_file,
-    naming_own_files,
-    read,
-    read_once,
-    setting,
-    settings,
-)
+from folb.experiments.settings import Chosen, chosen_by_name, naming_own_files, read
 from folb.measures import ACCURACY, FAIRNESS, measure
 from folb.models import MODELS, Model
 from folb.models.model import params_like
@@ -99,7 +88,7 @@ class Plan(Settled):
         }
 
 
-@read_once()
+@settings.read_once()
 def plan(experiment: Experiment, stream: bool | None = None) -> Plan:
     """Resolve every name and setting, load the data and build the parts. Any mistake raises an `InputError`.
 
@@ -107,7 +96,7 @@ def plan(experiment: Experiment, stream: bool | None = None) -> Plan:
     """
     with_own = {field: _anywhere(getattr(experiment, field)) for field in (*OWN, "set")}
     experiment = replace(experiment, dataset=data.located(experiment.dataset), **with_own)
-    dataset = Chosen(experiment.dataset, make := data.constructor(experiment.dataset), settings(make))
+    dataset = Chosen(experiment.dataset, make := data.constructor(experiment.dataset), settings.settings(make))
     model = chosen_by_name("model", experiment.model, MODELS)
     system = chosen_by_name("system", experiment.system, SYSTEMS)
     algorithms = [chosen_by_name("algorithms", name, ALGORITHMS) for name in experiment.algorithms]
@@ -137,7 +126,7 @@ def plan(experiment: Experiment, stream: bool | None = None) -> Plan:
             seeds=experiment.seeds,
             evaluate_every=experiment.evaluate_every,
             evaluate=experiment.evaluate,
-            metrics=[metric_from_file(name) if ".py:" in name else name for name in experiment.metrics],
+            metrics=[settings.metric_from_file(name) if ".py:" in name else name for name in experiment.metrics],
             stream=stream,
         )
         by_default = whole.evaluated if experiment.evaluate is None else usual(federation, built_model)
@@ -190,10 +179,7 @@ def _spelt_out(experiment: Experiment, evaluate: Evaluate, parts: list[Chosen]) 
 
 
 def _defaults(part: Chosen) -> dict[str, Any]:
-    """The defaults of a part's settings; None for a user's own part, which its algorithm has without a name.
-
-    None, too, for the fields of a slot that is given: each part has its own.
-    """
+    """The defaults of a part's settings; None for a user's own part, and for the fields of a slot that is given."""
     defaults = {name: setting.default for name, setting in part.settings.items()}
     named = {name: slot.parts for name, slot in SLOTS.items() if part.swept and name in defaults}
     defaults |= {name: None for name, parts in named.items() if defaults[name] not in parts}
@@ -258,7 +244,7 @@ def _identity(experiment: Experiment, federation: Federation, system: Any, own: 
 def _by_dataset(part: Chosen, dataset: str) -> dict[str, list[float]]:
     """The dataset's usual lr, unless the algorithm has its own default; and the dataset's mu for FedProx."""
     known = data.defaults(dataset)
-    usual = {"local.lr": [known.lr]} if part.settings.get("local.lr") == common_settings()["local.lr"] else {}
+    usual = {"local.lr": [known.lr]} if part.settings.get("local.lr") == settings.common_settings()["local.lr"] else {}
     return usual | ({"local.mu": [known.mu]} if part.constructor is ALGORITHMS["fedprox"] else {})
 
 
@@ -270,7 +256,7 @@ def _own_parts(parts: list[Chosen], given: Mapping[str, Any]) -> dict[str, Any]:
         for spec in value if isinstance(value, list | tuple) else [value]:
             if name not in SLOTS or not (isinstance(spec, str) and ".py:" in spec):
                 continue
-            kind = from_file(name, spec)
+            kind = settings.from_file(name, spec)
             if not (isinstance(kind, type) and issubclass(kind, SLOTS[name].base)):
                 raise InputError(name, spec, f"should be a class of the base folb.{SLOTS[name].base.__name__}")
             if other := next((s for s, one in own.items() if name_of(one) == name_of(kind) and one is not kind), None):
@@ -279,7 +265,7 @@ def _own_parts(parts: list[Chosen], given: Mapping[str, Any]) -> dict[str, Any]:
             for inner, hint in described(kind).items():
                 path, (of, meaning) = SLOTS[name].spelt(inner), get_args(hint)
                 for part in algorithms:
-                    part.settings.setdefault(path, setting(path, Annotated[of | None, meaning], None))
+                    part.settings.setdefault(path, settings.setting(path, Annotated[of | None, meaning], None))
     return own
 
 
@@ -292,8 +278,7 @@ def _spread(parts: list[Chosen], where: str, given: Mapping[str, Any]) -> list[t
         if isinstance(value, Mapping) and only == key:
             flat += [(only, name, one) for name, one in flattened(value).items()]
         elif isinstance(value, Mapping):
-            if key not in SLOTS:
-                choose(where, key, [*names, *SLOTS])
+            choose(where, key, [*names, *SLOTS])
             flat += [(None, name, one) for name, one in flattened({key: value}).items()]
         else:
             flat.append((only, key.removeprefix(f"{only}."), value) if only not in (None, key) else (None, key, value))
@@ -319,7 +304,6 @@ def _distribute(parts: list[Chosen], field: str, given: Mapping[str, Any]) -> No
 
 
 def _swept(name: str, kind: Any, value: Any) -> list[Any]:
-    """The values of a setting that is swept."""
     options = value if isinstance(value, list | tuple) else [value]
     check(name, value, bool(options), "should be at least one value")
     values = [option if name in SLOTS and ".py:" in str(option) else read(name, kind, option) for option in options]
@@ -329,8 +313,9 @@ def _swept(name: str, kind: Any, value: Any) -> list[Any]:
 
 def _refuse(parts: list[Chosen], name: str, value: Any, only: str | None, field: str) -> None:
     """Raise an error that names the parts with this setting, or else suggests a similar setting."""
-    everyone = [(other, algorithm_settings(make)) for other, make in ALGORITHMS.items()]
-    everyone += [(other, settings(make)) for kind in (SYSTEMS, data.DATASETS, MODELS) for other, make in kind.items()]
+    everyone = [(other, settings.algorithm_settings(make)) for other, make in ALGORITHMS.items()]
+    others = (SYSTEMS, data.DATASETS, MODELS)
+    everyone += [(other, settings.settings(make)) for kind in others for other, make in kind.items()]
     owners = [other for other, known in everyone if name in known]
     if owners:
         chosen = only or ", ".join(part.name for part in parts)
@@ -340,6 +325,5 @@ def _refuse(parts: list[Chosen], name: str, value: Any, only: str | None, field:
     if only is None and (first := name.partition(".")[0]) in dict(everyone):
         choose(field, first, [part.name for part in parts])
     known = {key for part in parts if only in (None, part.name) for key in part.settings}
-    raise_unknown(
-        field, name, sorted(known | {key for _, keys in everyone for key in keys if key.endswith(f".{name}")})
-    )
+    known |= {key for _, keys in everyone for key in keys if key.endswith(f".{name}")}
+    raise_unknown(field, name, sorted(known))

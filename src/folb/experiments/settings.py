@@ -63,8 +63,7 @@ def common_settings() -> dict[str, Setting]:
 def setting(name: str, hint: Any, default: Any) -> Setting:
     """A setting from an annotation such as Annotated[float, "what it means"]."""
     if get_origin(hint) is Annotated:
-        base, meaning = get_args(hint)[:2]
-        return Setting(name, base, default, meaning)
+        return Setting(name, get_args(hint)[0], default, get_args(hint)[1])
     if hint is Any and isinstance(default, bool | int | float | str):
         hint = type(default)
     return Setting(name, hint, default, "")
@@ -138,8 +137,8 @@ def from_file(field: str, spec: str) -> Any:
             raise InputError(field, spec, f"{path} fails to load: {type(error).__name__}: {error}") from error
         if OPEN is not None:
             OPEN[file] = module
-    if (value := getattr(module, name, None)) is None:
-        raise InputError(field, spec, f"{path} has no {name!r}")
+    value = getattr(module, name, None)
+    check(field, spec, value is not None, f"{path} has no {name!r}")
     return value
 
 
@@ -230,12 +229,10 @@ class Chosen:
         """What the constructor makes. A user's own may fail in any way; the error then names it as the cause."""
         try:
             made = self.constructor(*arguments, **values)
-        except InputError:
-            raise
         except FAILURES as error:
-            if self.own:
-                raise InputError(self.name, values, f"fails: {type(error).__name__}: {error}") from error
-            raise
+            if isinstance(error, InputError) or not self.own:
+                raise
+            raise InputError(self.name, values, f"fails: {type(error).__name__}: {error}") from error
         if not isinstance(made, kind):
             what = "function (home, draws, cost) -> Effort" if kind is Callable else f"folb.{kind.__name__}"
             raise InputError(self.name, made, f"should make a {what}")
@@ -260,8 +257,7 @@ def chosen_by_name(field: str, name: str, registry: Mapping[str, Callable[..., A
     except Exception as error:
         expected = f"should be a function with keywords: {type(error).__name__}: {error}"
         raise InputError(field, name, expected) from error
+    expected = f"should be a finite number, as the default of a keyword of {short}; or None, for none"
     for one in known.values():
-        if isinstance(one.default, float) and not math.isfinite(one.default):
-            expected = f"should be a finite number, as the default of a keyword of {short}; or None, for none"
-            raise InputError(one.name, one.default, expected)
+        check(one.name, one.default, not isinstance(one.default, float) or math.isfinite(one.default), expected)
     return Chosen(short, constructor, known, own=True)

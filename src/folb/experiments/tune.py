@@ -6,7 +6,7 @@ The grid is an experiment like any other, and numbers in it, such as `local.lr`,
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from statistics import mean
 from typing import Any, Literal, NamedTuple, get_args
@@ -17,7 +17,7 @@ from folb import atomic
 from folb.core.algorithm import SLOTS, Algorithm
 from folb.core.algorithms import ALGORITHMS
 from folb.core.part import name_of
-from folb.errors import InputError, check_whole, choose
+from folb.errors import InputError, check, check_whole, choose
 from folb.experiments.execute import execute
 from folb.experiments.experiment import Experiment, to_toml
 from folb.experiments.plan import Plan, plan
@@ -48,19 +48,15 @@ class Point:
     judged_by: str = ACCURACY  # what `accuracy` is, and the target is for
 
     def merit(self, by: By = "first") -> tuple[bool, float, int, float]:
-        """The key that ranks points, smallest first: the median of `arrived`, how many seeds never arrive, the loss.
+        """The key that ranks points, smallest first: the median of `by`, how many seeds never arrive, the loss.
 
         Points that diverged come last. Losses that agree to four digits are equal: the other digits depend on the order
         in which a compiler adds.
         """
         if self.diverged:
             return True, math.inf, len(self.reached), math.inf
-        arrived = self.arrived(by)
+        arrived = {"first": self.reached, "sustained": self.held, "seconds": self.seconds, "bytes": self.sent}[by]
         return False, summary.median_round(arrived), list(arrived).count(None), float(f"{self.loss:.4g}")
-
-    def arrived(self, by: By) -> Sequence[float | None]:
-        """For each seed, the rounds, seconds or bytes that points are ranked by."""
-        return {"first": self.reached, "sustained": self.held, "seconds": self.seconds, "bytes": self.sent}[by]
 
 
 class Search(NamedTuple):
@@ -92,10 +88,11 @@ def search(
     choose("by", by, get_args(By))
     seeds = other_seeds(experiment.seeds, report_seeds)
     planned = plan(experiment, stream)
-    if len(planned.experiment.algorithms) > 1:
-        raise InputError("algorithms", list(planned.experiment.algorithms), "should be one: the algorithm to tune")
+    names = list(planned.experiment.algorithms)
+    check("algorithms", names, len(names) == 1, "should be one: the algorithm to tune")
     if len(planned.algorithms) < 2 and not planned.experiment.box:
-        swept = {name: value for name, value in _own(planned.experiment).items() if isinstance(value, list)}
+        own = planned.experiment.set.get(_name(planned.experiment), {})
+        swept = {name: value for name, value in own.items() if isinstance(value, list)}
         expected = "should be several values of a setting, such as --local.mu 0.01,0.1,1, or a --box"
         raise InputError("grid", swept, expected)
     grid = complete(planned, keep_model=False)
@@ -108,7 +105,6 @@ def search(
 
 
 def sweepable() -> list[str]:
-    """The settings of all algorithms."""
     return list(dict.fromkeys(name for make in ALGORITHMS.values() for name in algorithm_settings(make)))
 
 
@@ -120,15 +116,10 @@ def other_seeds(seeds: Sequence[int], wanted: int | Sequence[int] | None) -> Seq
         wanted = range(max(seeds) + 1, max(seeds) + 1 + count)
     for seed in wanted:
         check_whole("report_seeds", seed, 0)
-    if not wanted or len(set(wanted)) < len(wanted):
-        raise InputError("report_seeds", list(wanted), "should be different seeds, and at least one")
-    if shared := sorted(set(seeds) & set(wanted)):
-        raise InputError("report_seeds", list(wanted), f"should not have seeds of the search, but has {shared}")
-    return list(wanted)
-
-
-def _own(experiment: Experiment) -> Mapping[str, Any]:
-    return experiment.set.get(_name(experiment), {})
+    wanted, shared = list(wanted), sorted(set(seeds) & set(wanted))
+    check("report_seeds", wanted, 0 < len(wanted) == len(set(wanted)), "should be different seeds, and at least one")
+    check("report_seeds", wanted, not shared, f"should not have seeds of the search, but has {shared}")
+    return wanted
 
 
 def _name(experiment: Experiment) -> str:
@@ -171,14 +162,13 @@ def placed(
 def winner(planned: Plan, points: Sequence[Point], seeds: Sequence[int]) -> Experiment:
     """The experiment that runs the best point of a search on other seeds."""
     best = points[0]
-    if best.diverged:
-        raise InputError("grid", [point.label for point in points], "diverged at every point: there is no winner")
+    check("grid", [point.label for point in points], not best.diverged, "diverged at every point: there is no winner")
     experiment = planned.experiment
     settings = {key: "none" if value is None else value for key, value in best.algorithm.settings.items()}
     settings |= {key: spec for spec, kind in planned.own.items() for key in SLOTS if settings[key] == name_of(kind)}
-    tuned = {**_own(experiment), **experiment.box.get(_name(experiment), {})}
-    fixed = {key: settings.get(key, value) for key, value in tuned.items()}
-    single = {**experiment.set, _name(experiment): fixed}
+    name = _name(experiment)
+    tuned = {**experiment.set.get(name, {}), **experiment.box.get(name, {})}
+    single = {**experiment.set, name: {key: settings.get(key, value) for key, value in tuned.items()}}
     return replace(experiment, seeds=seeds, set=single, box={}, points=None, box_seed=None)
 
 
@@ -238,8 +228,6 @@ def document(
 
 def by_algorithm(planned: Plan, draws: Iterable[Sequence[Run]]) -> list[list[Run]]:
     """For each algorithm of a plan, its runs on all draws; each draw has the runs of one algorithm after another."""
-    groups: list[list[Run]] = [[] for _ in planned.algorithms]
-    for runs in draws:
-        for i, run in enumerate(runs):
-            groups[i * len(groups) // len(runs)].append(run)
-    return groups
+    n = len(planned.algorithms)
+    sizes = [(runs, len(runs) // n) for runs in draws]
+    return [[run for runs, size in sizes for run in runs[i * size : (i + 1) * size]] for i in range(n)]

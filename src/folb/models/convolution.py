@@ -41,7 +41,7 @@ def cnn(
     units = {"first": first, "second": second, "hidden": hidden, "scores": classes}
     varying = {"drop_maps": drop_maps, "drop_units": drop_units, "flip": flip, "crop": crop}
     size = image("cnn", shape, 8 if once else 4)
-    return _network(size, 3, units, dense.check_init(init), varying, block=8, padded=not once, once=bool(once))
+    return _network(size, 3, units, init, varying, block=8, padded=not once, once=bool(once))
 
 
 @made_once
@@ -67,7 +67,7 @@ def lenet(
     dense.at_least_one(first=first, second=second, hidden=hidden, last=last)
     units = {"first": first, "second": second, "hidden": hidden, "last": last, "scores": classes}
     varying = {"drop_maps": drop_maps, "drop_units": drop_units, "flip": flip, "crop": crop}
-    return _network(image("lenet", shape, 16), 5, units, dense.check_init(init), varying, block=64)
+    return _network(image("lenet", shape, 16), 5, units, init, varying, block=64)
 
 
 def image(name: str, shape: tuple[int, ...], least: int = 4) -> tuple[int, int, int]:
@@ -83,16 +83,13 @@ def _network(
     size: tuple[int, int, int],
     side: int,
     units: dict[str, int],
-    init: str,
+    init: str | None,
     varying: dict[str, Any],
     block: int,
     padded: bool = False,
     once: bool = False,
 ) -> Model:
-    """Two convolutions of `first` and `second` channels, then dense layers of so many units.
-
-    The maximum of 2x2 pixels follows each convolution, or `once` the second alone. `varying` is for training.
-    """
+    """Two convolutions and dense layers. The maximum of 2x2 pixels follows each, or `once` the second alone."""
     halved = ("second",) if once else ("first", "second")
     height, width, first = size[0], size[1], units["first"]
     convolutions = {"first": (side, side, size[2], first), "second": (side, side, first, units["second"])}
@@ -104,7 +101,7 @@ def _network(
     def scores(params: Params, x: Array, key: Array | None) -> Array:
         x = varied(x.reshape(len(x), *size), varying["flip"], varying["crop"], key)
         for name in convolutions:
-            x = apply(params[name], x, padded)
+            x = convolved(params[name]["weight"], x, padded) + params[name]["bias"]
             x = jax.nn.relu(halve(x) if name in halved else x)
         x = dropped(x.reshape(len(x), -1), varying["drop_maps"], key, 0)
         return dense.perceptron(params, x, dense_units, varying["drop_units"], key)
@@ -113,18 +110,10 @@ def _network(
     return classifier(start, randomised(scores, **varying), heavy=True, block=block, hidden=dense.hidden(units))
 
 
-def apply(params: Params, x: Array, padded: bool = True) -> Array:
-    """The convolution of images [batch, height, width, channels], padded with zeros to keep their size, or not."""
-    return convolved(params["weight"], x, padded) + params["bias"]
-
-
 def convolved(weight: Array, x: Array, padded: bool = True, stride: int = 1) -> Array:
-    """The convolution without biases, at every pixel, or at every second one in both directions if the stride is 2.
-
-    It is one matrix product with shifted copies of the images, nine if the weight is 3x3. Inside a loop XLA's own
-    convolution is about ten times slower on a CPU, and half as fast on a GPU if each device of a round has its own
-    weights.
-    """
+    """The convolution of images [batch, height, width, channels], padded with zeros to keep their size, or not."""
+    # One product with shifted copies of the images. Inside a loop XLA's own convolution is about ten times slower on a
+    # CPU, and half as fast on a GPU if each device of a round has its own weights.
     side = len(weight)
     if padded:
         x = jnp.pad(x, ((0, 0), (side // 2, side // 2), (side // 2, side // 2), (0, 0)))

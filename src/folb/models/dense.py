@@ -83,7 +83,7 @@ def mlp(
     def scores(params: Params, x: Array, key: Array | None) -> Array:
         return perceptron(params, x.reshape(len(x), inputs), units, drop, key)
 
-    start = drawing(shapes(inputs, units), check_init(init))
+    start = drawing(shapes(inputs, units), init)
     return classifier(start, randomised(scores, drop=drop), hidden=hidden(units))
 
 
@@ -107,34 +107,26 @@ def perceptron(
     return apply(params[last], x)
 
 
-def drawing(shapes: Mapping[str, tuple[int, ...]], init: str) -> Callable[[Array], Params]:
+def drawing(shapes: Mapping[str, tuple[int, ...]], init: str | None) -> Callable[[Array], Params]:
     """The function of a key that draws layers with weights of these shapes, each as `drawn` does."""
+    how = "glorot" if init is None else choose("init", init, ("glorot", "torch"))
 
     def start(key: Array) -> Params:
         keys = jax.random.split(key, len(shapes))
-        return {name: drawn(keys[i], shape, init) for i, (name, shape) in enumerate(shapes.items())}
+        return {name: drawn(keys[i], shape, how) for i, (name, shape) in enumerate(shapes.items())}
 
     return start
 
 
 def drawn(key: Array, shape: tuple[int, ...], init: str = "glorot") -> Params:
-    """Initial weights of that shape, outputs last, and biases.
-
-    "glorot" is Glorot and Bengio's uniform draw, with zero biases. "torch" is PyTorch's default for dense and
-    convolutional layers: both uniform within 1/sqrt(n), if n inputs go into an output.
-    """
+    """Initial weights of that shape, outputs last, and biases: Glorot and Bengio's draw, or PyTorch's default."""
     if init == "glorot":
         return {"weight": jax.nn.initializers.glorot_uniform()(key, shape), "bias": jnp.zeros(shape[-1])}
-    keys, bound = jax.random.split(key), prod(shape[:-1]) ** -0.5
+    keys, bound = jax.random.split(key), prod(shape[:-1]) ** -0.5  # from the inputs of an output
     return {
         "weight": jax.random.uniform(keys[0], shape, minval=-bound, maxval=bound),
         "bias": jax.random.uniform(keys[1], shape[-1:], minval=-bound, maxval=bound),
     }
-
-
-def check_init(init: str | None) -> str:
-    """The draw of a network's weights, by its name."""
-    return "glorot" if init is None else choose("init", init, ("glorot", "torch"))
 
 
 def apply(params: Params, x: Array) -> Array:
@@ -158,15 +150,11 @@ def multiply(x: Array, weight: Array) -> Array:
 
 @multiply.defjvp
 def _multiply_jvp(primals: tuple[Array, Array], tangents: tuple[Array, Array]) -> tuple[Array, Array]:
-    """The derivative, written so that the gradient of the weight is transposed at the end.
-
-    That gradient is the product of x and the result's gradient, one of them transposed: the narrower one is cheaper.
-    The barrier keeps the compiler from undoing this.
-    """
+    """The derivative. The gradient of the weight is transposed at the end: the narrower matrix is cheaper to turn."""
     (x, weight), (dx, dweight) = primals, tangents
     inputs, outputs = weight.shape
     if outputs < inputs < len(x):
-        turned = jax.lax.optimization_barrier(dweight.T)
+        turned = jax.lax.optimization_barrier(dweight.T)  # the compiler would undo this
         of_weight = jax.lax.dot_general(turned, x, (((1,), (1,)), ((), ()))).T
     else:
         of_weight = x @ dweight

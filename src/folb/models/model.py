@@ -94,10 +94,7 @@ RUNNING = {"batch_stats", "running_mean", "running_var", "mean_ema", "var_ema"} 
 
 
 def check_model(model: Model, params: Params, x: Any, y: Any) -> None:
-    """Raise an `InputError` unless all its parameters are learnt, and its loss needs no more than it is given.
-
-    The parameters, a batch `x` and its labels `y` may be shapes and types alone. Nothing is computed.
-    """
+    """Raise an `InputError` unless all its parameters are learnt, and its loss needs no more than it is given."""
     for path, _ in jax.tree_util.tree_flatten_with_path(params)[0]:
         for name in RUNNING & set(jax.tree_util.keystr(path, simple=True, separator="/").split("/")):
             expected = "are running statistics, which no gradient learns: use group or layer norm instead of batch norm"
@@ -132,16 +129,11 @@ def classifier(
     With scores(params, x, key), its loss takes a key, too.
     """
     loss, scores = _of_outputs(scores, cross_entropy)
-    return Model(
-        init=init,
-        loss=loss,
-        predict=lambda params, x: scores(params, x).argmax(axis=1),
-        heavy=heavy,
-        block=block,
-        codes=codes,
-        scores=scores,
-        hidden=tuple(hidden),
-    )
+
+    def predict(params: Params, x: Array) -> Array:
+        return scores(params, x).argmax(axis=1)
+
+    return Model(init, loss, predict, heavy, block, codes, scores, hidden=tuple(hidden))
 
 
 def regressor(
@@ -180,18 +172,12 @@ FEW = 32  # outputs, such as the channels of a convolution
 
 
 def operations(model: Model, sample: jax.ShapeDtypeStruct, moved: int = 0) -> int:
-    """Additions and multiplications in the products that the loss of one sample takes.
+    """Additions and multiplications in the products that the loss of one sample takes. Nothing is computed.
 
-    `sample` has its shape and type. Nothing is computed. A product with few outputs takes as long as `moved` operations
-    for each number that it reads or writes.
+    A product with few outputs takes as long as `moved` operations for each number that it reads or writes.
     """
-    x = jax.ShapeDtypeStruct((1, *sample.shape), sample.dtype)
-    return _counted(
-        jax.make_jaxpr(model.losses)(params_like(model), x, jax.ShapeDtypeStruct((1,), jnp.int32)).jaxpr, moved
-    )
-
-
-def _counted(program: Any, moved: int) -> int:
+    x, y = jax.ShapeDtypeStruct((1, *sample.shape), sample.dtype), jax.ShapeDtypeStruct((1,), jnp.int32)
+    program = jax.make_jaxpr(model.losses)(params_like(model), x, y)
     return sum(_of(step, moved) for step in program.eqns)
 
 
@@ -206,7 +192,7 @@ def _of(step: Any, moved: int) -> int:
     if name == "conv_general_dilated":
         kernel, numbers = step.invars[1].aval.shape, step.params["dimension_numbers"]
         return 2 * prod(step.outvars[0].aval.shape) * prod(kernel) // kernel[numbers.rhs_spec[0]]
-    inner = [_counted(program, moved) for program in _inside(step)]
+    inner = [sum(_of(one, moved) for one in program.eqns) for program in _inside(step)]
     if name == "cond":
         return max(inner)
     return sum(inner) * (step.params["length"] if name == "scan" else 1)

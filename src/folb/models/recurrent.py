@@ -92,11 +92,8 @@ def sentiment_lstm(
 
 
 def layer(key: Array, inputs: int, units: int) -> Params:
-    """The initial LSTM layer: Glorot's weights, and biases of 1 for the forget gate and 0 for the others.
-
-    The columns belong to the input gate, the forget gate, the candidate and the output gate.
-    """
-    keys = jax.random.split(key)
+    """The initial LSTM layer: Glorot's weights, and biases of 1 for the forget gate and 0 for the others."""
+    keys = jax.random.split(key)  # columns: input gate, forget gate, candidate, output gate
     glorot = jax.nn.initializers.glorot_uniform()
     return {
         "input": glorot(keys[0], (inputs, 4 * units)),
@@ -140,11 +137,7 @@ def cell(z: Array, c: Array) -> tuple[Array, Array, list[Array]]:
 
 @unfold.defjvp
 def _unfold_jvp(primals: tuple[Array, ...], tangents: tuple[Array, ...]) -> tuple[Array, Array]:
-    """The derivative, with the part for W outside of the loop.
-
-    Here h_{t-1} dW is one product over all time steps, and so is its transpose, the gradient of W. Otherwise the
-    compiler would add a matrix of the size of W at every step.
-    """
+    """The derivative. h_{t-1} dW is outside the loop: the gradient of W would else be added up at every time step."""
     (x, into, weight, bias), (dx, dinto, dweight, dbias) = primals, tangents
 
     def forward(carry: tuple[Array, Array], x: Array) -> tuple[tuple[Array, Array], list[Array]]:

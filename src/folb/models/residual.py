@@ -69,8 +69,7 @@ def resnet(
     hidden = [Hidden("first.weight")]
     for i, (into, out, _) in enumerate(plan, 1):
         hidden += [Hidden(f"block{i}.{one}.weight") for one in ("one", "two", *([] if into == out else ["across"]))]
-    random = randomised(scores, flip, crop)
-    return classifier(start, random, heavy=True, block=16, hidden=tuple(hidden))
+    return classifier(start, randomised(scores, flip, crop), heavy=True, block=16, hidden=hidden)
 
 
 def layer(key: Array, side: int, inputs: int, outputs: int) -> Params:
@@ -93,15 +92,11 @@ def residual(params: Params, x: Array, groups: int, stride: int) -> Array:
 
 
 def apply(params: Params, x: Array, groups: int, stride: int = 1) -> Array:
-    """A convolution, and its group norm."""
-    h = group_norm(convolved(params["weight"], x, stride=stride), groups)
-    return h * params["scale"] + params["shift"]
-
-
-def group_norm(x: Array, groups: int) -> Array:
-    """Each image's channels in `groups`, each group with mean 0 and variance 1 over its channels and all pixels."""
+    """A convolution, and its group norm: each group has mean 0 and variance 1 over its channels and all pixels."""
+    x = convolved(params["weight"], x, stride=stride)
     batch, height, width, channels = x.shape
     h = x.reshape(batch, height * width, groups, channels // groups)
     mean = h.mean(axis=(1, 3), keepdims=True)
     variance = jnp.square(h - mean).mean(axis=(1, 3), keepdims=True)
-    return ((h - mean) * jax.lax.rsqrt(variance + EPS)).reshape(x.shape)
+    h = ((h - mean) * jax.lax.rsqrt(variance + EPS)).reshape(x.shape)
+    return h * params["scale"] + params["shift"]
