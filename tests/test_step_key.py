@@ -55,7 +55,7 @@ def update(words, work, unit="step", side_by_side=True):
     problem = problems.problem(FEDERATION, KEYED, side_by_side=side_by_side)
     slots = local.Slots(jnp.arange(len(words)), work, words)
     here = {name: jnp.zeros(len(words)) for name in ("drawn", "calls")}
-    return local.solve(problem, Solver(lr=1.0, mu=0.0, batch=10, unit=unit), here, slots)
+    return local.solve(problem, Solver(lr=1.0, mu=0.0, batch=10, unit=unit), here, slots).delta
 
 
 def test_words_of_a_step_are_the_same_in_numpy_and_jax():
