@@ -42,14 +42,24 @@ def _slope(round: Round, lr: Any) -> Params:
     return _mean(round, round.delta, -fraction(_came(round), round.steps * lr))
 
 
-class _Variates(DeviceMemory):
+class _Summed(DeviceMemory):
+    """A vector of each device, 0 at first, and the sum of them all."""
+
+    def init(self, params: Params) -> tuple[Params, Params]:
+        return zeros(params), zeros(params)
+
+
+class _Common(DeviceMemory):
+    """One vector for all devices, 0 at first."""
+
+    def init(self, params: Params) -> tuple[Params, tuple[()]]:
+        return zeros(params), ()
+
+
+class _Variates(_Summed):
     """Control variates: a local step is along g - c_k + c, where c is the mean of all c_k."""
 
     abstract = True
-
-    def init(self, params: Params) -> tuple[Params, Params]:
-        """The sum of all c_k, and c_k."""
-        return zeros(params), zeros(params)
 
     def renewed(self, round: Round) -> Params:
         """The c_k of the devices that replied, stacked."""
@@ -105,7 +115,7 @@ class FedMuon(_Variates):
         return jax.vmap(lambda m, c_k: tree.add(m, tree.sub(c_k, c)))(round.sent["last_momentum"], round.own)
 
 
-class FedDyn(DeviceMemory):
+class FedDyn(_Summed):
     """FedDyn (Acar et al., 2021): a device minimises F_k(w) - <h_k, w> + alpha/2 ||w - w^t||^2.
 
     Then h_k -= alpha Delta_k, h -= alpha/N sum_k Delta_k, and the server's model is the mean of the w_k less h / alpha.
@@ -116,10 +126,6 @@ class FedDyn(DeviceMemory):
     @property
     def prox(self) -> Any:
         return self.alpha
-
-    def init(self, params: Params) -> tuple[Params, Params]:
-        """N h, the sum of all h_k, and h_k."""
-        return zeros(params), zeros(params)
 
     def update(self, round: Round) -> tuple[Params, Params]:
         return self._sum(round), tree.add(round.own, round.delta, -self.alpha)
@@ -135,15 +141,11 @@ class FedDyn(DeviceMemory):
         return tree.add(round.shared, tree.combine(_came(round), round.delta), -self.alpha)
 
 
-class FedVARP(DeviceMemory):
+class FedVARP(_Summed):
     """FedVARP (Jhunjhunwala et al., 2022): the last update y_k of each device stands in for it while it is away.
 
     The step is ybar + sum_k a_k (Delta_k - y_k) with the rule's weights a_k; ybar is the mean of all y_k.
     """
-
-    def init(self, params: Params) -> tuple[Params, Params]:
-        """The sum of all y_k, and y_k."""
-        return zeros(params), zeros(params)
 
     def update(self, round: Round) -> tuple[Params, Params]:
         change = tree.combine(_came(round), tree.sub(round.delta, round.own))
@@ -154,7 +156,7 @@ class FedVARP(DeviceMemory):
         return tree.add(_mean_of_all(round, round.shared), tree.sub(round.update.delta, known))
 
 
-class FedCM(DeviceMemory):
+class FedCM(_Common):
     """FedCM (Xu et al., 2021): a local step is alpha g + (1 - alpha) m, with m = -mean_k Delta_k / (lr J_k)."""
 
     one_size = True
@@ -165,10 +167,6 @@ class FedCM(DeviceMemory):
         """Of alpha (g + (1 - alpha) / alpha m)."""
         return self.alpha
 
-    def init(self, params: Params) -> tuple[Params, tuple[()]]:
-        """m = 0, the same for all devices."""
-        return zeros(params), ()
-
     def update(self, round: Round) -> tuple[Params, tuple[()]]:
         # round.lr is alpha times the size of a step along alpha g + (1 - alpha) m
         return _slope(round, round.lr / self.alpha), ()
@@ -177,7 +175,7 @@ class FedCM(DeviceMemory):
         return scaled(shared, (1 - self.alpha) / self.alpha)
 
 
-class MimeLite(DeviceMemory):
+class MimeLite(_Common):
     """MimeLite with momentum (Karimireddy et al., 2021): a local step is (1 - beta) g + beta m, with m as it was sent.
 
     The server then renews m with the mean of the full gradients: m <- beta m + (1 - beta) mean_k grad F_k.
@@ -190,10 +188,6 @@ class MimeLite(DeviceMemory):
     def pace(self) -> Any:
         """Of (1 - beta) (g + beta / (1 - beta) m)."""
         return 1 - self.beta
-
-    def init(self, params: Params) -> tuple[Params, tuple[()]]:
-        """m = 0, the same for all devices."""
-        return zeros(params), ()
 
     def update(self, round: Round) -> tuple[Params, tuple[()]]:
         return tree.add(scaled(round.shared, self.beta), _mean(round, round.grad), 1 - self.beta), ()

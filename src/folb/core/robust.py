@@ -53,6 +53,8 @@ class Robust(Part):
     needed = ("centre",)
     of_false: ClassVar[int] = 2  # it holds against f false vectors if there are so many times f,
     besides: ClassVar[int] = 1  # and so many more
+    even: ClassVar[Any] = False  # whether no reply has more than an even share of the centre
+    own_samples: ClassVar[Any] = 0  # how many the server needs, for `Vectors.trusted`
     liars: float = setting("the share of devices that may lie", below(0.5), default=0.2)
     bucket: int = setting(
         "replies are first averaged in random groups of this size", whole(1, 10**4, number=True), default=1
@@ -65,16 +67,6 @@ class Robust(Part):
     def needs(self, f: Any) -> Any:
         """How many vectors it needs to hold against f false ones."""
         return self.of_false * f + self.besides
-
-    @property
-    def even(self) -> bool:
-        """Whether no reply has more than an even share of the centre."""
-        return False
-
-    @property
-    def own_samples(self) -> int:
-        """How many samples of its own the server needs, for `Vectors.trusted`."""
-        return 0
 
     def enough(self, replies: int) -> bool:
         """Whether so many replies, each of another device, are enough."""
@@ -142,7 +134,6 @@ class CentredClipping(Robust):
     called = "centred_clipping"
 
     def centre(self, given: Vectors) -> Update:
-
         def turn(_: Any, at: Update) -> Update:
             away = tree.norms(tree.sub(given.stack, at.delta))
             short = jnp.minimum(1.0, fraction(median(away, given.counted), away)) * given.even
@@ -158,7 +149,6 @@ class NormBound(Robust):
     """The mean of vectors clipped to their median norm (Sun et al., 2019)."""
 
     of_false = 0  # it bounds liars, and never leaves them out
-
     called = "norm_bound"
 
     @property
@@ -278,11 +268,11 @@ def finite(round: Round) -> Round:
 
 def recentred(made: Update, how: Robust, round: Round) -> Update:
     """What a rule made of a round, with a robust centre in place of its mean."""
-    sound = finite(round)
-    n = jnp.sum(sound.times > 0)
-    parts = scaled(round.delta, jnp.where(sound.times > 0, n * made.weights * made.kept, 0.0))
-    norm = polar(parts, sound.times > 0).norm
-    counted = (sound.times > 0) & jnp.isfinite(norm)
+    sound = finite(round).times > 0
+    n = jnp.sum(sound)
+    parts = scaled(round.delta, jnp.where(sound, n * made.weights * made.kept, 0.0))
+    norm = polar(parts, sound).norm
+    counted = sound & jnp.isfinite(norm)
     short = clipped(parts, norm, counted, LARGEST * median(norm, counted))
     false = _most_liars(how.liars, n)
     shares, groups = _buckets(round, counted, how.bucket)

@@ -16,7 +16,7 @@ from dataclasses import field, replace
 from typing import Any, NamedTuple
 
 from folb.core.part import Part, Slot
-from folb.core.vector import namespace, over_largest
+from folb.core.vector import namespace, over, over_largest
 from folb.errors import InputError, check
 from folb.typing import Params
 
@@ -81,7 +81,7 @@ class Whitening(Part):
         def replaced(row: Array) -> Array:
             xp = namespace(row)
             direction, length = unit(row)
-            made = unit(self.apply(direction))[0] * _over(length, row)
+            made = unit(self.apply(direction))[0] * over(length, row)
             return xp.where(xp.isfinite(xp.sum(made, axis=(1, 2), keepdims=True)), made, row)
 
         return changed(self.matrices, delta, replaced, lambda path, leaf: leaf)
@@ -126,9 +126,9 @@ def unit(matrices: Array) -> tuple[Array, Array]:
     """Each matrix divided by its length, and the lengths. A matrix of zeros stays one."""
     xp = namespace(matrices)
     largest = xp.max(xp.abs(matrices), axis=(1, 2))
-    small = over_largest(matrices, _over(largest, matrices))
+    small = over_largest(matrices, over(largest, matrices))
     length = xp.sqrt(xp.sum(small * small, axis=(1, 2)))
-    return small / _over(xp.where(length > 0, length, xp.float32(1)), small), largest * length
+    return small / over(xp.where(length > 0, length, xp.float32(1)), small), largest * length
 
 
 def changed(
@@ -168,10 +168,6 @@ def named(tree: Params) -> tuple[Mapping[str, Array], Callable[[list[Array]], Pa
     return by_path, lambda arrays: jax.tree.unflatten(structure, arrays)
 
 
-def _over(values: Array, stack: Array) -> Array:
-    return values.reshape((-1,) + (1,) * (stack.ndim - 1))
-
-
 def _matrices(one: Hidden, leaf: Array) -> Array:
     """[parts, rows, columns], with no more columns than rows."""
     xp = namespace(leaf)
@@ -185,8 +181,7 @@ def _array(one: Hidden, matrices: Array, like: Array) -> Array:
     xp = namespace(matrices)
     outputs = like.shape[one.outputs]
     inner = like.shape[1:] if one.outputs == 0 else like.shape[:-1]
-    rows = math.prod(inner)
-    matrices = matrices if matrices.shape[1:] == (rows, outputs // one.parts) else matrices.mT
+    matrices = matrices if matrices.shape[1:] == (math.prod(inner), outputs // one.parts) else matrices.mT
     return xp.moveaxis(xp.moveaxis(matrices, 0, 1).reshape(*inner, outputs), -1, one.outputs)
 
 
