@@ -43,10 +43,19 @@ def _slope(round: Round, lr: Any) -> Params:
 
 
 class _Summed(DeviceMemory):
-    """A vector of each device, 0 at first, and the sum of them all."""
+    """The sum of all devices' vectors, and a vector of each device, 0 at first."""
+
+    abstract = True
 
     def init(self, params: Params) -> tuple[Params, Params]:
         return zeros(params), zeros(params)
+
+    def renewed(self, round: Round) -> Params:
+        """The vectors of the devices that replied, stacked."""
+
+    def update(self, round: Round) -> tuple[Params, Params]:
+        new = self.renewed(round)
+        return tree.add(round.shared, tree.combine(_came(round), tree.sub(new, round.own))), new
 
 
 class _Common(DeviceMemory):
@@ -60,14 +69,6 @@ class _Variates(_Summed):
     """Control variates: a local step is along g - c_k + c, where c is the mean of all c_k."""
 
     abstract = True
-
-    def renewed(self, round: Round) -> Params:
-        """The c_k of the devices that replied, stacked."""
-        raise NotImplementedError
-
-    def update(self, round: Round) -> tuple[Params, Params]:
-        new = self.renewed(round)
-        return tree.add(round.shared, tree.combine(_came(round), tree.sub(new, round.own))), new
 
     def shift(self, shared: Params, own: Params, sent: Sent) -> Params:
         return tree.sub(scaled(shared, 1.0 / sent.N), own)
@@ -147,9 +148,8 @@ class FedVARP(_Summed):
     The step is ybar + sum_k a_k (Delta_k - y_k) with the rule's weights a_k; ybar is the mean of all y_k.
     """
 
-    def update(self, round: Round) -> tuple[Params, Params]:
-        change = tree.combine(_came(round), tree.sub(round.delta, round.own))
-        return tree.add(round.shared, change), round.delta
+    def renewed(self, round: Round) -> Params:
+        return round.delta
 
     def correct(self, round: Round) -> Params:
         known = tree.combine(round.update.weights, round.own)
@@ -164,8 +164,7 @@ class FedCM(_Common):
 
     @property
     def pace(self) -> Any:
-        """Of alpha (g + (1 - alpha) / alpha m)."""
-        return self.alpha
+        return self.alpha  # of alpha (g + (1 - alpha) / alpha m)
 
     def update(self, round: Round) -> tuple[Params, tuple[()]]:
         # round.lr is alpha times the size of a step along alpha g + (1 - alpha) m
@@ -186,8 +185,7 @@ class MimeLite(_Common):
 
     @property
     def pace(self) -> Any:
-        """Of (1 - beta) (g + beta / (1 - beta) m)."""
-        return 1 - self.beta
+        return 1 - self.beta  # of (1 - beta) (g + beta / (1 - beta) m)
 
     def update(self, round: Round) -> tuple[Params, tuple[()]]:
         return tree.add(scaled(round.shared, self.beta), _mean(round, round.grad), 1 - self.beta), ()
@@ -213,8 +211,7 @@ class GHBM(DeviceMemory):
 
     def update(self, round: Round) -> tuple[Any, tuple[()]]:
         queue, count = round.shared
-        following = jax.tree.map(lambda q, w: jnp.concatenate([q[1:], w[None]]), queue, round.params)
-        return (following, count + 1), ()
+        return (jax.tree.map(lambda q, w: jnp.concatenate([q[1:], w[None]]), queue, round.params), count + 1), ()
 
     def shift(self, shared: Any, own: Any, sent: Sent) -> Params:
         queue, count = shared

@@ -16,6 +16,7 @@ from folb.core.whiten import Hidden, changed, named, orthogonal, stretch, unit
 from folb.typing import Params
 
 NEAR_ONE, NEAR_ZERO = 1 - 2**-25, 2**-126  # beyond them a number is 1 or 0 in 32 bits, and a step divides by zero
+OWN = 0x51ED270B  # keys differ from the words themselves, which batches and codecs are drawn from
 SHARE = Range(lambda beta: (beta >= 0) & (beta < NEAR_ONE), "should be at least 0 and less than 1, in 32 bits")
 
 
@@ -127,7 +128,7 @@ class Adam(LocalStep):
 
 
 class _Muon(LocalStep):
-    """Orthogonal steps for a network's hidden matrices."""
+    """Orthogonal steps for a network's hidden matrices. The state is V, and what else a memory sends."""
 
     abstract = True
     one_size = False
@@ -143,18 +144,20 @@ class _Muon(LocalStep):
         return (scaled(sent[0], 1 / (1 - self.beta)), *sent[1:])
 
     def momentum(self, state: tuple[Params, ...]) -> Params:
-        """(1 - beta) V, whose weights add up to 1."""
-        return scaled(state[0], 1 - self.beta)
+        return scaled(state[0], 1 - self.beta)  # the weights of its gradients add up to 1
 
-    def moved(self, g: Params, v: Params, lr: Any) -> tuple[Params, Params]:
-        """The move, and the next V."""
+    def init(self, params: Params) -> tuple[Params, ...]:
+        return (zeros(params),)
+
+    def apply(self, g: Params, state: tuple[Params, ...], lr: Any) -> tuple[Params, tuple[Params, ...]]:
+        v, *others = state
         v = each(lambda v, g: self.beta * v + g, v, g)
         hidden = [Hidden(*one) for one in self.matrices]  # a device gets plain tuples
         step, gradients = -self.share * lr, named(g)[0]
         if self.whole:
             axis, known = hidden[0].outputs if hidden else -1, {one.path for one in hidden}
-            others = (path for path, leaf in gradients.items() if leaf.ndim > 1 and path not in known)
-            hidden += [Hidden(path, outputs=axis) for path in others]
+            more = (path for path, leaf in gradients.items() if leaf.ndim > 1 and path not in known)
+            hidden += [Hidden(path, outputs=axis) for path in more]
 
         def other(path: str, leaf: Any) -> Any:
             if leaf.ndim > 1 or not hidden:
@@ -166,7 +169,7 @@ class _Muon(LocalStep):
         def scale(one: Hidden, leaf: Any) -> Any:
             return step * stretch(one, leaf)
 
-        return changed(hidden, v, lambda stack: orthogonal(unit(stack)[0]), other, scale), v
+        return changed(hidden, v, lambda stack: orthogonal(unit(stack)[0]), other, scale), (v, *others)
 
 
 class Orthogonal(_Muon):
@@ -176,34 +179,21 @@ class Orthogonal(_Muon):
     orthogonal factor of `whiten=orthogonal`. Vectors move by share lr / 2, as a root mean square.
     """
 
-    def init(self, params: Params) -> tuple[Params, ...]:
-        return (zeros(params),)
-
-    def apply(self, g: Params, state: tuple[Params, ...], lr: Any) -> tuple[Params, tuple[Params, ...]]:
-        v, *unused = state  # a memory may send more than a momentum
-        move, v = self.moved(g, v, lr)
-        return move, (v, *unused)
-
 
 class Aligned(_Muon):
     """(1 - alpha) times a step of `orthogonal`, less alpha lr D, where D is the direction that a memory sends."""
 
     alpha: float = setting("weight of the direction of the last round", below(1), default=0.5)
 
-    def init(self, params: Params) -> tuple[Params, Params]:
-        """V and D."""
+    def init(self, params: Params) -> tuple[Params, ...]:
         return zeros(params), zeros(params)
 
-    def apply(self, g: Params, state: tuple[Params, Params], lr: Any) -> tuple[Params, tuple[Params, Params]]:
-        alpha, (v, direction) = self.alpha, state
-        move, v = self.moved(g, v, lr)
-        return each(lambda m, d: (1 - alpha) * m - alpha * lr * d, move, direction), (v, direction)
+    def apply(self, g: Params, state: tuple[Params, ...], lr: Any) -> tuple[Params, tuple[Params, ...]]:
+        move, state = super().apply(g, state, lr)
+        return each(lambda m, d: (1 - self.alpha) * m - self.alpha * lr * d, move, state[1]), state
 
 
 LOCAL_STEPS = {name_of(kind): kind for kind in (Sgd, Momentum, DeltaSgd, Adam, Orthogonal, Aligned)}
-
-
-OWN = 0x51ED270B  # keys differ from the words themselves, which batches and codecs are drawn from
 
 
 def takes_key(function: Callable[..., Any]) -> bool:

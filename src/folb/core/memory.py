@@ -91,15 +91,11 @@ class Nothing(DeviceMemory):
 
 def device_memory(wanted: DeviceMemory | None, sampling: DeviceMemory | None = None) -> DeviceMemory | None:
     """The memory of an algorithm and of its sampling, checked."""
-    for one in (wanted, sampling):
-        if one is None:
-            continue
+    for one in [one for one in (wanted, sampling) if one is not None]:
         check_part("memory", one, DeviceMemory)
         for name in ("pace", "prox"):
             check_number(f"memory: {name}", getattr(one, name), lambda number: number >= 0, "should be at least 0")
-    if sampling is None:
-        return wanted
-    return replace(Nothing() if wanted is None else wanted, sampling=sampling)
+    return wanted if sampling is None else replace(Nothing() if wanted is None else wanted, sampling=sampling)
 
 
 def started(memory: DeviceMemory | None, params: Params) -> tuple[Any, Any]:
@@ -136,9 +132,7 @@ def empty(own: Any, N: int, most: int) -> Rows:
     """Rows for N devices, if at most `most` of them will be met; `own` is the memory of a device not met yet."""
     count = min(N, most)
     rows = jax.tree.map(lambda leaf: jnp.broadcast_to(leaf, (count, *jnp.shape(leaf))), own)
-    if count == N:
-        return Rows(rows)
-    return Rows(rows, jnp.full(N, -1, jnp.int32), jnp.int32(0), own)
+    return Rows(rows) if count == N else Rows(rows, jnp.full(N, -1, jnp.int32), jnp.int32(0), own)
 
 
 def gathered(memory: Rows | tuple[Rows, ...], device: Array) -> Any:

@@ -70,7 +70,8 @@ class Robust(Part):
 
     def enough(self, replies: int) -> bool:
         """Whether so many replies, each of another device, are enough."""
-        return bool(math.ceil(replies / self.bucket) >= self.needs(_most_liars(self.liars, replies)))
+        false = math.ceil(self.liars * replies - 1e-4)
+        return bool(math.ceil(replies / self.bucket) >= self.needs(false))
 
 
 class Median(Robust):
@@ -138,8 +139,7 @@ class CentredClipping(Robust):
             away = tree.norms(tree.sub(given.stack, at.delta))
             short = jnp.minimum(1.0, fraction(median(away, given.counted), away)) * given.even
             keeps = 1.0 - jnp.sum(short)
-            delta = tree.add(tree.combine(short, given.stack), at.delta, keeps)
-            return Update(delta, keeps * at.weights + short)
+            return Update(tree.add(tree.combine(short, given.stack), at.delta, keeps), keeps * at.weights + short)
 
         zero = jax.tree.map(lambda leaf: jnp.zeros_like(leaf[0]), given.stack)
         return jax.lax.fori_loop(0, TURNS, turn, Update(zero, jnp.zeros_like(given.even)))
@@ -153,8 +153,7 @@ class NormBound(Robust):
 
     @property
     def even(self) -> bool:
-        """The last bucket may have fewer replies than the others, which then weigh more."""
-        return bool(self.bucket == 1)
+        return bool(self.bucket == 1)  # a last bucket of fewer replies than the others would have more
 
     def centre(self, given: Vectors) -> Update:
         return _norm_bound(given)
@@ -171,11 +170,10 @@ class FLTrust(Robust):
         return self.root
 
     def centre(self, given: Vectors) -> Update:
-        """Vectors that point away from the server's count for nothing."""
         assert given.trusted is not None
         own, norm = tree.norm(given.trusted), tree.norms(given.stack)
         cosine = fraction(tree.dots(given.stack, given.trusted), norm * own)
-        trust = jnp.where(given.counted, jnp.maximum(cosine, 0.0), 0.0)
+        trust = jnp.where(given.counted, jnp.maximum(cosine, 0.0), 0.0)  # none if it points away from the server's
         weights, kept = fraction(trust, jnp.sum(trust)), fraction(own, norm)
         return _mean(scaled(given.stack, kept), weights)._replace(kept=kept)
 
@@ -245,13 +243,6 @@ def different_devices(N: int, K: int) -> int:
     return math.floor(N * (1 - (1 - 1 / N) ** K))
 
 
-def _most_liars(liars: Any, n: Any) -> Any:
-    """How many of n replies may be false."""
-    if isinstance(n, int):
-        return math.ceil(liars * n - 1e-4)
-    return jnp.ceil(liars * n - 1e-4).astype(jnp.int32)
-
-
 def bounded(round: Round) -> Round:
     """The round with updates clipped to their median norm; a reply that is not finite counts 0 times."""
     norm = polar(round.delta, round.times > 0).norm
@@ -274,7 +265,7 @@ def recentred(made: Update, how: Robust, round: Round) -> Update:
     norm = polar(parts, sound).norm
     counted = sound & jnp.isfinite(norm)
     short = clipped(parts, norm, counted, LARGEST * median(norm, counted))
-    false = _most_liars(how.liars, n)
+    false = jnp.ceil(how.liars * n - 1e-4).astype(jnp.int32)
     shares, groups = _buckets(round, counted, how.bucket)
     mixed = jax.tree.map(lambda leaf: jnp.tensordot(shares, leaf, axes=1), short)
     centred = how.centre(Vectors(mixed, groups, false, round.trusted))

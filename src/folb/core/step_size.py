@@ -17,6 +17,9 @@ from folb.core.vector import scaled, zeros
 from folb.errors import InputError
 from folb.typing import Params
 
+MOST = 100.0  # the factor stays between 1 / MOST and MOST
+SETTLING = 10.0  # rounds after which `consensus` changes it half as fast
+
 
 class StepSize(Part):
     """What `lr` is multiplied by in each round. One of your own is a class of this base with `factor`."""
@@ -41,15 +44,12 @@ class StepSize(Part):
         return self
 
 
-MOST = 100.0  # the factor stays between 1 / MOST and MOST
-
-
 class Learned(NamedTuple):
     """The memory of a step size that follows the rounds, with what it looks at besides."""
 
     log: Array  # the logarithm of the factor
-    before: Params | None = None  # the last mean update
-    lengths: Array | None = None  # of the last two mean updates
+    before: Params = None  # the last mean update
+    lengths: Any = None  # of the last two mean updates
     rounds: Any = None  # how many there were
 
 
@@ -103,9 +103,6 @@ def _changed(log: Array, begun: Array, change: Array) -> Array:
     return jnp.clip(log + jnp.where(begun & jnp.isfinite(change), change, 0.0), -most, most)
 
 
-SETTLING = 10.0  # rounds after which the step size changes half as fast
-
-
 class Consensus(_Learning):
     """Longer local steps while rounds agree on a direction, and shorter ones while the devices of a round do not.
 
@@ -127,14 +124,13 @@ class Consensus(_Learning):
 
     def update(self, memory: Learned, round: Round) -> Learned:
         c, trust, length = _agreement(memory.before, round)
-        lengths = jnp.asarray(memory.lengths)
-        longest = jnp.max(lengths)
+        longest = jnp.max(memory.lengths)
         growth = jnp.clip(jnp.nan_to_num(fraction(length, longest)) - 1.0, 0.0, 1.0)
         apart = disagreement(round, round.update)
         change = jnp.maximum(c, 0.0) + jnp.minimum(c, 0.0) * growth - self.goal * apart**2
         change *= trust * self.gain / (1 + (memory.rounds + 1) / SETTLING)
         log = _changed(memory.log, longest > 0, change)
-        return Learned(log, round.update.delta, jnp.stack([lengths[1], length]), memory.rounds + 1)
+        return Learned(log, round.update.delta, jnp.stack([memory.lengths[1], length]), memory.rounds + 1)
 
 
 def _warm(t: Any, warmup: Any) -> Array:
@@ -183,7 +179,6 @@ class Cosine(Schedule):
         return _warm(t, self.warmup) * (self.end + (1 - self.end) * (1 + jnp.cos(jnp.pi * done)) / 2)
 
     def over(self, rounds: int) -> StepSize:
-        """With its T; `lr` may not be 0 before the last round."""
         left = rounds - float(self.warmup)
         if self.rounds is not None and self.end == 0 and self.rounds < left:
             expected = f"should be at least {left:g}, the rounds after the warmup, or step_size.end more than 0"

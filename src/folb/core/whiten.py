@@ -171,21 +171,20 @@ def named(tree: Params) -> tuple[Mapping[str, Array], Callable[[list[Array]], Pa
 def _matrices(one: Hidden, leaf: Array) -> Array:
     """[parts, rows, columns], with no more columns than rows."""
     xp = namespace(leaf)
-    rows = xp.moveaxis(leaf, one.outputs, -1).reshape(-1, leaf.shape[one.outputs])
-    matrices = xp.moveaxis(rows.reshape(len(rows), one.parts, -1), 1, 0)
+    rows = xp.moveaxis(leaf, one.outputs, -1).reshape(-1, one.parts, leaf.shape[one.outputs] // one.parts)
+    matrices = xp.moveaxis(rows, 1, 0)
     return matrices if matrices.shape[1] >= matrices.shape[2] else matrices.mT
 
 
 def _array(one: Hidden, matrices: Array, like: Array) -> Array:
     """The inverse of `_matrices`."""
     xp = namespace(matrices)
-    outputs = like.shape[one.outputs]
-    inner = like.shape[1:] if one.outputs == 0 else like.shape[:-1]
-    matrices = matrices if matrices.shape[1:] == (math.prod(inner), outputs // one.parts) else matrices.mT
-    return xp.moveaxis(xp.moveaxis(matrices, 0, 1).reshape(*inner, outputs), -1, one.outputs)
+    shape = xp.moveaxis(like, one.outputs, -1).shape
+    matrices = matrices if matrices.shape[2] * one.parts == shape[-1] else matrices.mT
+    return xp.moveaxis(xp.moveaxis(matrices, 0, 1).reshape(shape), -1, one.outputs)
 
 
 def stretch(one: Hidden, leaf: Array) -> float:
     """sqrt(outputs / inputs) of its matrices: how long a step of an orthogonal factor is, for the same effect."""
     outputs = leaf.shape[one.outputs]
-    return math.sqrt(outputs / one.parts / (math.prod(leaf.shape) / outputs))
+    return math.sqrt(outputs / one.parts / (leaf.size / outputs))
