@@ -81,7 +81,7 @@ class _Momentum(ServerStep):
 
 
 class Momentum(_Momentum):
-    """FedAvgM (Hsu et al., 2019): heavy-ball momentum on Delta: m <- beta m + Delta, and the step lr m."""
+    """FedAvgM (Hsu et al., 2019): heavy-ball momentum on Delta."""
 
     def apply(self, memory: Params, round: Round, update: Update) -> tuple[Params, Params]:
         m = tree.add(update.delta, memory, self.beta)
