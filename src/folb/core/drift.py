@@ -42,22 +42,33 @@ def _slope(round: Round, lr: Any) -> Params:
     return _mean(round, round.delta, -fraction(_came(round), round.steps * lr))
 
 
-class _Variates(DeviceMemory):
-    """Control variates: a local step is along g - c_k + c, where c is the mean of all c_k."""
+class _Summed(DeviceMemory):
+    """The sum of all devices' vectors, and a vector of each device, 0 at first."""
 
     abstract = True
 
     def init(self, params: Params) -> tuple[Params, Params]:
-        """The sum of all c_k, and c_k."""
         return zeros(params), zeros(params)
 
     def renewed(self, round: Round) -> Params:
-        """The c_k of the devices that replied, stacked."""
-        raise NotImplementedError
+        """The vectors of the devices that replied, stacked."""
 
     def update(self, round: Round) -> tuple[Params, Params]:
         new = self.renewed(round)
         return tree.add(round.shared, tree.combine(_came(round), tree.sub(new, round.own))), new
+
+
+class _Common(DeviceMemory):
+    """One vector for all devices, 0 at first."""
+
+    def init(self, params: Params) -> tuple[Params, tuple[()]]:
+        return zeros(params), ()
+
+
+class _Variates(_Summed):
+    """Control variates: a local step is along g - c_k + c, where c is the mean of all c_k."""
+
+    abstract = True
 
     def shift(self, shared: Params, own: Params, sent: Sent) -> Params:
         return tree.sub(scaled(shared, 1.0 / sent.N), own)
@@ -105,7 +116,7 @@ class FedMuon(_Variates):
         return jax.vmap(lambda m, c_k: tree.add(m, tree.sub(c_k, c)))(round.sent["last_momentum"], round.own)
 
 
-class FedDyn(DeviceMemory):
+class FedDyn(_Summed):
     """FedDyn (Acar et al., 2021): a device minimises F_k(w) - <h_k, w> + alpha/2 ||w - w^t||^2.
 
     Then h_k -= alpha Delta_k, h -= alpha/N sum_k Delta_k, and the server's model is the mean of the w_k less h / alpha.
@@ -116,10 +127,6 @@ class FedDyn(DeviceMemory):
     @property
     def prox(self) -> Any:
         return self.alpha
-
-    def init(self, params: Params) -> tuple[Params, Params]:
-        """N h, the sum of all h_k, and h_k."""
-        return zeros(params), zeros(params)
 
     def update(self, round: Round) -> tuple[Params, Params]:
         return self._sum(round), tree.add(round.own, round.delta, -self.alpha)
@@ -135,26 +142,21 @@ class FedDyn(DeviceMemory):
         return tree.add(round.shared, tree.combine(_came(round), round.delta), -self.alpha)
 
 
-class FedVARP(DeviceMemory):
+class FedVARP(_Summed):
     """FedVARP (Jhunjhunwala et al., 2022): the last update y_k of each device stands in for it while it is away.
 
     The step is ybar + sum_k a_k (Delta_k - y_k) with the rule's weights a_k; ybar is the mean of all y_k.
     """
 
-    def init(self, params: Params) -> tuple[Params, Params]:
-        """The sum of all y_k, and y_k."""
-        return zeros(params), zeros(params)
-
-    def update(self, round: Round) -> tuple[Params, Params]:
-        change = tree.combine(_came(round), tree.sub(round.delta, round.own))
-        return tree.add(round.shared, change), round.delta
+    def renewed(self, round: Round) -> Params:
+        return round.delta
 
     def correct(self, round: Round) -> Params:
         known = tree.combine(round.update.weights, round.own)
         return tree.add(_mean_of_all(round, round.shared), tree.sub(round.update.delta, known))
 
 
-class FedCM(DeviceMemory):
+class FedCM(_Common):
     """FedCM (Xu et al., 2021): a local step is alpha g + (1 - alpha) m, with m = -mean_k Delta_k / (lr J_k)."""
 
     one_size = True
@@ -162,12 +164,7 @@ class FedCM(DeviceMemory):
 
     @property
     def pace(self) -> Any:
-        """Of alpha (g + (1 - alpha) / alpha m)."""
-        return self.alpha
-
-    def init(self, params: Params) -> tuple[Params, tuple[()]]:
-        """m = 0, the same for all devices."""
-        return zeros(params), ()
+        return self.alpha  # of alpha (g + (1 - alpha) / alpha m)
 
     def update(self, round: Round) -> tuple[Params, tuple[()]]:
         # round.lr is alpha times the size of a step along alpha g + (1 - alpha) m
@@ -177,7 +174,7 @@ class FedCM(DeviceMemory):
         return scaled(shared, (1 - self.alpha) / self.alpha)
 
 
-class MimeLite(DeviceMemory):
+class MimeLite(_Common):
     """MimeLite with momentum (Karimireddy et al., 2021): a local step is (1 - beta) g + beta m, with m as it was sent.
 
     The server then renews m with the mean of the full gradients: m <- beta m + (1 - beta) mean_k grad F_k.
@@ -188,12 +185,7 @@ class MimeLite(DeviceMemory):
 
     @property
     def pace(self) -> Any:
-        """Of (1 - beta) (g + beta / (1 - beta) m)."""
-        return 1 - self.beta
-
-    def init(self, params: Params) -> tuple[Params, tuple[()]]:
-        """m = 0, the same for all devices."""
-        return zeros(params), ()
+        return 1 - self.beta  # of (1 - beta) (g + beta / (1 - beta) m)
 
     def update(self, round: Round) -> tuple[Params, tuple[()]]:
         return tree.add(scaled(round.shared, self.beta), _mean(round, round.grad), 1 - self.beta), ()
@@ -219,8 +211,7 @@ class GHBM(DeviceMemory):
 
     def update(self, round: Round) -> tuple[Any, tuple[()]]:
         queue, count = round.shared
-        following = jax.tree.map(lambda q, w: jnp.concatenate([q[1:], w[None]]), queue, round.params)
-        return (following, count + 1), ()
+        return (jax.tree.map(lambda q, w: jnp.concatenate([q[1:], w[None]]), queue, round.params), count + 1), ()
 
     def shift(self, shared: Any, own: Any, sent: Sent) -> Params:
         queue, count = shared

@@ -107,6 +107,8 @@ ATTACKS = Slot(
     "what lying devices do, in the simulator (docs/attacks.md); by default all are honest",
 )
 
+_mixed = jax.vmap(tree.where)  # for each slot, the entry of a if the slot is chosen, else the entry of b
+
 
 def count(attack: Lies, N: Any) -> Any:
     """How many of N devices lie."""
@@ -223,15 +225,9 @@ def _unit(a: Params) -> Params:
 def _grazing(delta: Params, grad: Params) -> Params:
     """The update, turned until it just descends on the gradient: by a hundredth of its norm."""
     down = jax.tree.map(jnp.negative, _unit(grad))
-    along = tree.dot(delta, down)
-    return tree.add(delta, down, jnp.maximum(0.01 * tree.norm(delta) - along, 0.0))
+    return tree.add(delta, down, jnp.maximum(0.01 * tree.norm(delta) - tree.dot(delta, down), 0.0))
 
 
 def _even(honest: Array, stack: Params) -> Params:
     """The mean over the honest slots."""
     return tree.combine(fraction(honest.astype(jnp.float32), jnp.sum(honest)), stack)
-
-
-def _mixed(chosen: Array, a: Params, b: Params) -> Params:
-    """For each slot, the entry of a if the slot is chosen, else the entry of b."""
-    return jax.vmap(tree.where)(chosen, a, b)

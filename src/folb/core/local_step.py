@@ -8,7 +8,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable
 from dataclasses import field, replace
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar
 
 from folb.core.part import FLAG, Part, Range, at_least, below, more_than, name_of, setting
 from folb.core.vector import each, namespace, norm, scaled, zeros
@@ -16,6 +16,7 @@ from folb.core.whiten import Hidden, changed, named, orthogonal, stretch, unit
 from folb.typing import Params
 
 NEAR_ONE, NEAR_ZERO = 1 - 2**-25, 2**-126  # beyond them a number is 1 or 0 in 32 bits, and a step divides by zero
+OWN = 0x51ED270B  # keys differ from the words themselves, which batches and codecs are drawn from
 SHARE = Range(lambda beta: (beta >= 0) & (beta < NEAR_ONE), "should be at least 0 and less than 1, in 32 bits")
 
 
@@ -45,11 +46,9 @@ class LocalStep(Part):
 
     def begin(self, sent: tuple[Params, ...]) -> Any:
         """The state at the start of a round, if it has this method, from what a memory sends."""
-        raise NotImplementedError
 
     def momentum(self, state: Any) -> Params:
         """Its mean of gradients after the work, if it has this method: the upload `last_momentum`."""
-        raise NotImplementedError
 
 
 class Sgd(LocalStep):
@@ -77,15 +76,6 @@ class Momentum(LocalStep):
         return (J - beta * (1 - beta**J) / (1 - beta)) / (1 - beta)
 
 
-class Pace(NamedTuple):
-    """The state of `DeltaSgd`: its last gradient, and the size, the growth and the length of its last step."""
-
-    g: Params
-    lr: Any  # negative before the first step
-    theta: Any
-    length: Any
-
-
 class DeltaSgd(LocalStep):
     """Delta-SGD (Kim et al., 2024): eta_j = min(gamma ||dw|| / (2 ||dg||), sqrt(1 + delta theta) eta_(j-1)).
 
@@ -97,28 +87,22 @@ class DeltaSgd(LocalStep):
     gamma: float = setting("gamma", more_than(0), default=2.0)
     delta: float = setting("delta", at_least(0), default=0.1)
 
-    def init(self, params: Params) -> Pace:
+    def init(self, params: Params) -> tuple[Any, ...]:
+        """The last gradient, and the last step's size (negative before there was one), its growth and its length."""
         zero = norm(params) * 0
-        return Pace(zeros(params), zero - 1, zero + 1, zero)
+        return zeros(params), zero - 1, zero + 1, zero
 
-    def apply(self, g: Params, state: Pace, lr: Any) -> tuple[Params, Pace]:
-        change = norm(each(lambda new, old: new - old, g, state.g))
+    def apply(self, g: Params, state: tuple[Any, ...], lr: Any) -> tuple[Params, tuple[Any, ...]]:
+        last, size, theta, length = state
+        change = norm(each(lambda new, old: new - old, g, last))
         xp = namespace(change)
-        first = state.lr < 0
-        before = xp.where(first, lr, state.lr)
-        grown = xp.sqrt(1 + self.delta * state.theta) * before
-        smooth = xp.where(change > 0, self.gamma * state.length / (2 * xp.where(change > 0, change, 1.0)), xp.inf)
+        first = size < 0
+        before = xp.where(first, lr, size)
+        grown = xp.sqrt(1 + self.delta * theta) * before
+        smooth = xp.where(change > 0, self.gamma * length / (2 * xp.where(change > 0, change, 1.0)), xp.inf)
         eta = xp.where(first, lr, xp.minimum(smooth, grown))
         theta = xp.where(before > 0, eta / xp.where(before > 0, before, 1.0), 1.0)
-        return scaled(g, -eta), Pace(g, eta, theta, eta * norm(g))
-
-
-class Moments(NamedTuple):
-    """The state of `Adam`: the means of the gradients and of their squares, and how many there were."""
-
-    m: Params
-    v: Params
-    steps: Any
+        return scaled(g, -eta), (g, eta, theta, eta * norm(g))
 
 
 class Adam(LocalStep):
@@ -129,21 +113,22 @@ class Adam(LocalStep):
     beta2: float = setting("beta_2", SHARE, default=0.999)
     eps: float = setting("eps", Range(lambda eps: eps >= NEAR_ZERO, "should be more than 0, in 32 bits"), default=1e-8)
 
-    def init(self, params: Params) -> Moments:
-        return Moments(zeros(params), zeros(params), norm(params) * 0)
+    def init(self, params: Params) -> tuple[Any, ...]:
+        """The means of the gradients and of their squares, and how many there were."""
+        return zeros(params), zeros(params), norm(params) * 0
 
-    def apply(self, g: Params, state: Moments, lr: Any) -> tuple[Params, Moments]:
-        beta, beta2 = self.beta, self.beta2
-        m = each(lambda m, g: beta * m + (1 - beta) * g, state.m, g)
-        v = each(lambda v, g: beta2 * v + (1 - beta2) * g * g, state.v, g)
-        j = state.steps + 1
+    def apply(self, g: Params, state: tuple[Any, ...], lr: Any) -> tuple[Params, tuple[Any, ...]]:
+        beta, beta2, (m, v, j) = self.beta, self.beta2, state
+        m = each(lambda m, g: beta * m + (1 - beta) * g, m, g)
+        v = each(lambda v, g: beta2 * v + (1 - beta2) * g * g, v, g)
+        j = j + 1
         bias, bias2 = 1 - beta**j, 1 - beta2**j
         move = each(lambda m, v: -lr * (m / bias) / (namespace(v).sqrt(v / bias2) + self.eps), m, v)
-        return move, Moments(m, v, j)
+        return move, (m, v, j)
 
 
 class _Muon(LocalStep):
-    """Orthogonal steps for a network's hidden matrices."""
+    """Orthogonal steps for a network's hidden matrices. The state is V, and what else a memory sends."""
 
     abstract = True
     one_size = False
@@ -155,15 +140,24 @@ class _Muon(LocalStep):
     def of(self, hidden: Any) -> LocalStep:
         return replace(self, matrices=hidden)
 
-    def moved(self, g: Params, v: Params, lr: Any) -> tuple[Params, Params]:
-        """The move, and the next V."""
+    def begin(self, sent: tuple[Params, ...]) -> tuple[Params, ...]:
+        return (scaled(sent[0], 1 / (1 - self.beta)), *sent[1:])
+
+    def momentum(self, state: tuple[Params, ...]) -> Params:
+        return scaled(state[0], 1 - self.beta)  # the weights of its gradients add up to 1
+
+    def init(self, params: Params) -> tuple[Params, ...]:
+        return (zeros(params),)
+
+    def apply(self, g: Params, state: tuple[Params, ...], lr: Any) -> tuple[Params, tuple[Params, ...]]:
+        v, *others = state
         v = each(lambda v, g: self.beta * v + g, v, g)
         hidden = [Hidden(*one) for one in self.matrices]  # a device gets plain tuples
         step, gradients = -self.share * lr, named(g)[0]
         if self.whole:
             axis, known = hidden[0].outputs if hidden else -1, {one.path for one in hidden}
-            others = (path for path, leaf in gradients.items() if leaf.ndim > 1 and path not in known)
-            hidden += [Hidden(path, outputs=axis) for path in others]
+            more = (path for path, leaf in gradients.items() if leaf.ndim > 1 and path not in known)
+            hidden += [Hidden(path, outputs=axis) for path in more]
 
         def other(path: str, leaf: Any) -> Any:
             if leaf.ndim > 1 or not hidden:
@@ -172,10 +166,10 @@ class _Muon(LocalStep):
             mean = xp.mean(square)
             return step / 2 * leaf / xp.sqrt(xp.where(mean > 0, mean, xp.ones_like(mean)))
 
-        def directions(stack: Any) -> Any:
-            return orthogonal(unit(stack)[0])
+        def scale(one: Hidden, leaf: Any) -> Any:
+            return step * stretch(one, leaf)
 
-        return changed(hidden, v, directions, other, scale=lambda one, leaf: step * stretch(one, leaf)), v
+        return changed(hidden, v, lambda stack: orthogonal(unit(stack)[0]), other, scale), (v, *others)
 
 
 class Orthogonal(_Muon):
@@ -185,45 +179,21 @@ class Orthogonal(_Muon):
     orthogonal factor of `whiten=orthogonal`. Vectors move by share lr / 2, as a root mean square.
     """
 
-    def init(self, params: Params) -> Params:
-        return zeros(params)
-
-    def begin(self, sent: tuple[Params, ...]) -> Params:
-        return scaled(sent[0], 1 / (1 - self.beta))
-
-    def momentum(self, state: Params) -> Params:
-        """(1 - beta) V, whose weights add up to 1."""
-        return scaled(state, 1 - self.beta)
-
-    def apply(self, g: Params, state: Params, lr: Any) -> tuple[Params, Params]:
-        return self.moved(g, state, lr)
-
 
 class Aligned(_Muon):
     """(1 - alpha) times a step of `orthogonal`, less alpha lr D, where D is the direction that a memory sends."""
 
     alpha: float = setting("weight of the direction of the last round", below(1), default=0.5)
 
-    def init(self, params: Params) -> tuple[Params, Params]:
-        """V and D."""
+    def init(self, params: Params) -> tuple[Params, ...]:
         return zeros(params), zeros(params)
 
-    def begin(self, sent: tuple[Params, ...]) -> tuple[Params, Params]:
-        return scaled(sent[0], 1 / (1 - self.beta)), sent[1]
-
-    def momentum(self, state: tuple[Params, Params]) -> Params:
-        return scaled(state[0], 1 - self.beta)
-
-    def apply(self, g: Params, state: tuple[Params, Params], lr: Any) -> tuple[Params, tuple[Params, Params]]:
-        alpha, (v, direction) = self.alpha, state
-        move, v = self.moved(g, v, lr)
-        return each(lambda m, d: (1 - alpha) * m - alpha * lr * d, move, direction), (v, direction)
+    def apply(self, g: Params, state: tuple[Params, ...], lr: Any) -> tuple[Params, tuple[Params, ...]]:
+        move, state = super().apply(g, state, lr)
+        return each(lambda m, d: (1 - self.alpha) * m - self.alpha * lr * d, move, state[1]), state
 
 
 LOCAL_STEPS = {name_of(kind): kind for kind in (Sgd, Momentum, DeltaSgd, Adam, Orthogonal, Aligned)}
-
-
-OWN = 0x51ED270B  # keys differ from the words themselves, which batches and codecs are drawn from
 
 
 def takes_key(function: Callable[..., Any]) -> bool:

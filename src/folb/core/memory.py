@@ -16,7 +16,7 @@ from jax import Array
 
 from folb.core.part import Part, check_part
 from folb.core.rules import Round
-from folb.core.tree import pair
+from folb.core.tree import over, pair
 from folb.errors import check_number
 from folb.typing import Params
 
@@ -91,15 +91,11 @@ class Nothing(DeviceMemory):
 
 def device_memory(wanted: DeviceMemory | None, sampling: DeviceMemory | None = None) -> DeviceMemory | None:
     """The memory of an algorithm and of its sampling, checked."""
-    for one in (wanted, sampling):
-        if one is None:
-            continue
+    for one in [one for one in (wanted, sampling) if one is not None]:
         check_part("memory", one, DeviceMemory)
         for name in ("pace", "prox"):
             check_number(f"memory: {name}", getattr(one, name), lambda number: number >= 0, "should be at least 0")
-    if sampling is None:
-        return wanted
-    return replace(Nothing() if wanted is None else wanted, sampling=sampling)
+    return wanted if sampling is None else replace(Nothing() if wanted is None else wanted, sampling=sampling)
 
 
 def started(memory: DeviceMemory | None, params: Params) -> tuple[Any, Any]:
@@ -124,25 +120,19 @@ def updated(memory: DeviceMemory | None, round: Round) -> tuple[Any, Any]:
 
 
 class Rows(NamedTuple):
-    """The memory of all devices: a row for each device or, if there are many, for each device that was met.
-
-    In the second case `place` [N] is the row of each device, or -1 if it was not met: its memory is then `first`. `met`
-    counts the rows in use.
-    """
+    """The memory of all devices: a row for each device or, if there are many, for each device that was met."""
 
     rows: Any
-    place: Array | None = None
-    met: Any = None
-    first: Any = None
+    place: Array | None = None  # in the second case: the row of each device, or -1 if it was not met
+    met: Any = None  # how many rows are in use
+    first: Any = None  # the memory of a device that was not met
 
 
 def empty(own: Any, N: int, most: int) -> Rows:
     """Rows for N devices, if at most `most` of them will be met; `own` is the memory of a device not met yet."""
     count = min(N, most)
     rows = jax.tree.map(lambda leaf: jnp.broadcast_to(leaf, (count, *jnp.shape(leaf))), own)
-    if count == N:
-        return Rows(rows)
-    return Rows(rows, jnp.full(N, -1, jnp.int32), jnp.int32(0), own)
+    return Rows(rows) if count == N else Rows(rows, jnp.full(N, -1, jnp.int32), jnp.int32(0), own)
 
 
 def gathered(memory: Rows | tuple[Rows, ...], device: Array) -> Any:
@@ -152,12 +142,8 @@ def gathered(memory: Rows | tuple[Rows, ...], device: Array) -> Any:
     if memory.place is None:
         return jax.tree.map(lambda rows: rows[device], memory.rows)
     place = memory.place[device]
-
-    def known(rows: Array, first: Any) -> Array:
-        met = (place >= 0).reshape((-1,) + (1,) * (rows.ndim - 1))
-        return jnp.where(met, rows[jnp.maximum(place, 0)], first)
-
-    return jax.tree.map(known, memory.rows, memory.first)
+    known = jax.tree.map(lambda rows: rows[jnp.maximum(place, 0)], memory.rows)
+    return jax.tree.map(lambda row, first: jnp.where(over(place >= 0, row), row, first), known, memory.first)
 
 
 def scattered(memory: Any, device: Array, changed: Array, values: Any) -> Any:

@@ -53,6 +53,8 @@ class Robust(Part):
     needed = ("centre",)
     of_false: ClassVar[int] = 2  # it holds against f false vectors if there are so many times f,
     besides: ClassVar[int] = 1  # and so many more
+    even: ClassVar[Any] = False  # whether no reply has more than an even share of the centre
+    own_samples: ClassVar[Any] = 0  # how many the server needs, for `Vectors.trusted`
     liars: float = setting("the share of devices that may lie", below(0.5), default=0.2)
     bucket: int = setting(
         "replies are first averaged in random groups of this size", whole(1, 10**4, number=True), default=1
@@ -66,19 +68,10 @@ class Robust(Part):
         """How many vectors it needs to hold against f false ones."""
         return self.of_false * f + self.besides
 
-    @property
-    def even(self) -> bool:
-        """Whether no reply has more than an even share of the centre."""
-        return False
-
-    @property
-    def own_samples(self) -> int:
-        """How many samples of its own the server needs, for `Vectors.trusted`."""
-        return 0
-
     def enough(self, replies: int) -> bool:
         """Whether so many replies, each of another device, are enough."""
-        return bool(math.ceil(replies / self.bucket) >= self.needs(_most_liars(self.liars, replies)))
+        false = math.ceil(self.liars * replies - 1e-4)
+        return bool(math.ceil(replies / self.bucket) >= self.needs(false))
 
 
 class Median(Robust):
@@ -142,13 +135,11 @@ class CentredClipping(Robust):
     called = "centred_clipping"
 
     def centre(self, given: Vectors) -> Update:
-
         def turn(_: Any, at: Update) -> Update:
             away = tree.norms(tree.sub(given.stack, at.delta))
             short = jnp.minimum(1.0, fraction(median(away, given.counted), away)) * given.even
             keeps = 1.0 - jnp.sum(short)
-            delta = tree.add(tree.combine(short, given.stack), at.delta, keeps)
-            return Update(delta, keeps * at.weights + short)
+            return Update(tree.add(tree.combine(short, given.stack), at.delta, keeps), keeps * at.weights + short)
 
         zero = jax.tree.map(lambda leaf: jnp.zeros_like(leaf[0]), given.stack)
         return jax.lax.fori_loop(0, TURNS, turn, Update(zero, jnp.zeros_like(given.even)))
@@ -158,13 +149,11 @@ class NormBound(Robust):
     """The mean of vectors clipped to their median norm (Sun et al., 2019)."""
 
     of_false = 0  # it bounds liars, and never leaves them out
-
     called = "norm_bound"
 
     @property
     def even(self) -> bool:
-        """The last bucket may have fewer replies than the others, which then weigh more."""
-        return bool(self.bucket == 1)
+        return bool(self.bucket == 1)  # a last bucket of fewer replies than the others would have more
 
     def centre(self, given: Vectors) -> Update:
         return _norm_bound(given)
@@ -181,11 +170,10 @@ class FLTrust(Robust):
         return self.root
 
     def centre(self, given: Vectors) -> Update:
-        """Vectors that point away from the server's count for nothing."""
         assert given.trusted is not None
         own, norm = tree.norm(given.trusted), tree.norms(given.stack)
         cosine = fraction(tree.dots(given.stack, given.trusted), norm * own)
-        trust = jnp.where(given.counted, jnp.maximum(cosine, 0.0), 0.0)
+        trust = jnp.where(given.counted, jnp.maximum(cosine, 0.0), 0.0)  # none if it points away from the server's
         weights, kept = fraction(trust, jnp.sum(trust)), fraction(own, norm)
         return _mean(scaled(given.stack, kept), weights)._replace(kept=kept)
 
@@ -255,13 +243,6 @@ def different_devices(N: int, K: int) -> int:
     return math.floor(N * (1 - (1 - 1 / N) ** K))
 
 
-def _most_liars(liars: Any, n: Any) -> Any:
-    """How many of n replies may be false."""
-    if isinstance(n, int):
-        return math.ceil(liars * n - 1e-4)
-    return jnp.ceil(liars * n - 1e-4).astype(jnp.int32)
-
-
 def bounded(round: Round) -> Round:
     """The round with updates clipped to their median norm; a reply that is not finite counts 0 times."""
     norm = polar(round.delta, round.times > 0).norm
@@ -278,13 +259,13 @@ def finite(round: Round) -> Round:
 
 def recentred(made: Update, how: Robust, round: Round) -> Update:
     """What a rule made of a round, with a robust centre in place of its mean."""
-    sound = finite(round)
-    n = jnp.sum(sound.times > 0)
-    parts = scaled(round.delta, jnp.where(sound.times > 0, n * made.weights * made.kept, 0.0))
-    norm = polar(parts, sound.times > 0).norm
-    counted = (sound.times > 0) & jnp.isfinite(norm)
+    sound = finite(round).times > 0
+    n = jnp.sum(sound)
+    parts = scaled(round.delta, jnp.where(sound, n * made.weights * made.kept, 0.0))
+    norm = polar(parts, sound).norm
+    counted = sound & jnp.isfinite(norm)
     short = clipped(parts, norm, counted, LARGEST * median(norm, counted))
-    false = _most_liars(how.liars, n)
+    false = jnp.ceil(how.liars * n - 1e-4).astype(jnp.int32)
     shares, groups = _buckets(round, counted, how.bucket)
     mixed = jax.tree.map(lambda leaf: jnp.tensordot(shares, leaf, axes=1), short)
     centred = how.centre(Vectors(mixed, groups, false, round.trusted))

@@ -1,7 +1,6 @@
-"""The server's step: how the model changes after a rule has weighed the round.
+"""The server's step: how the model changes after a rule has weighed the round. Any step works with any rule.
 
-A step has two pure functions, as in optax: `init(params) -> memory` and
-`apply(memory, round, update) -> (params, memory)`. Any step works with any rule.
+It is two pure functions, as in optax: `init(params) -> memory`, `apply(memory, round, update) -> (params, memory)`.
 """
 
 from __future__ import annotations
@@ -75,7 +74,6 @@ class _Momentum(ServerStep):
 
     @property
     def gain(self) -> Any:
-        """The update of this round is added once, times lr."""
         return self.lr
 
     def init(self, params: Params) -> Params:
@@ -86,7 +84,6 @@ class Momentum(_Momentum):
     """FedAvgM (Hsu et al., 2019): heavy-ball momentum on Delta."""
 
     def apply(self, memory: Params, round: Round, update: Update) -> tuple[Params, Params]:
-        """m <- beta m + Delta, and the step lr m."""
         m = tree.add(update.delta, memory, self.beta)
         return tree.add(round.params, m, self.lr), m
 
@@ -96,8 +93,7 @@ class Nesterov(_Momentum):
 
     @property
     def gain(self) -> Any:
-        """The update is in the step, and in m."""
-        return self.lr * (1 + self.beta)
+        return self.lr * (1 + self.beta)  # the update is in the step, and in m
 
     def apply(self, memory: Params, round: Round, update: Update) -> tuple[Params, Params]:
         m = tree.add(update.delta, memory, self.beta)
@@ -119,7 +115,6 @@ class Lookahead(_Momentum):
 
     @property
     def gain(self) -> Any:
-        """The update of this round is added once, times lr; stretched, it may be any number of times as long."""
         return self.lr if self.stretch is None else math.inf
 
     @property
@@ -162,11 +157,10 @@ class FedExP(_Extrapolation):
     eps_decay: float = setting("what eps is multiplied by in each round", up_to(1), default=0.998**2)
 
     def times(self, round: Round, update: Update) -> Array:
-        if round.mean_square is None:
+        total = round.mean_square
+        if total is None:
             squares = jnp.where(update.weights != 0, tree.norms(round.delta) ** 2, 0.0)
             total = jnp.sum(jnp.abs(update.weights) * squares)
-        else:
-            total = round.mean_square
         left = self.eps * self.eps_decay ** jnp.float32(0 if round.t is None else round.t - 1)
         return jnp.maximum(1.0, total / (2 * (tree.dot(update.delta, update.delta) + left)))
 
@@ -189,7 +183,7 @@ class Adagrad(ServerStep):
     eps: float = setting("eps", more_than(0), default=1e-3)
 
     def init(self, params: Params) -> Params:
-        return _squares(params, self.eps)
+        return jax.tree.map(lambda w: jnp.full_like(w, self.eps**2), params)
 
     def apply(self, memory: Params, round: Round, update: Update) -> tuple[Params, Params]:
         v = jax.tree.map(lambda v, d: v + d**2, memory, update.delta)
@@ -220,7 +214,7 @@ class Moments(ServerStep):
     def init(self, params: Params) -> Any:
         if self.bias_correction:
             return self._of_optax().init(params)
-        return zeros(params), _squares(params, self.eps)
+        return zeros(params), jax.tree.map(lambda w: jnp.full_like(w, self.eps**2), params)
 
     def apply(self, memory: Any, round: Round, update: Update) -> tuple[Params, Any]:
         if self.bias_correction:
@@ -257,10 +251,6 @@ class Yogi(Moments):
         return v - (1 - self.beta2) * square * jnp.sign(v - square)
 
 
-def _squares(params: Params, eps: Any) -> Params:
-    return jax.tree.map(lambda w: jnp.zeros_like(w) + eps**2, params)
-
-
 def mean_square(round: Round, update: Update) -> Array:
     """sum_k p_k ||Delta_k||^2, where p_k = |a_k| / sum_j |a_j|."""
     if round.mean_square is not None:
@@ -276,14 +266,12 @@ def _diversity(round: Round, update: Update) -> tuple[Array, Array]:
     """
     a = jnp.abs(update.weights)
     if round.mean_square is not None:
-        ratio = fraction(round.mean_square, tree.dot(update.delta, update.delta))
-        most = jnp.maximum(1.0, fraction(jnp.float32(1), jnp.max(a)))
+        mean, largest = update.delta, jnp.max(a)
     else:
         p = fraction(a, jnp.sum(a))
-        mean = tree.combine(p, round.delta)
-        ratio = fraction(mean_square(round, update), tree.dot(mean, mean))
-        most = jnp.maximum(1.0, fraction(jnp.float32(1), jnp.sum(p * p)))
-    return ratio, most
+        mean, largest = tree.combine(p, round.delta), jnp.sum(p * p)
+    ratio = fraction(mean_square(round, update), tree.dot(mean, mean))
+    return ratio, jnp.maximum(1.0, fraction(jnp.float32(1), largest))
 
 
 def _shortening(round: Round, update: Update) -> tuple[Array, Array]:
@@ -295,10 +283,9 @@ def _shortening(round: Round, update: Update) -> tuple[Array, Array]:
 def disagreement(round: Round, update: Update) -> Array:
     """How far the updates of a round disagree: 0 if all are the same, 1 if they are orthogonal, or more opposed.
 
-    It estimates what part of the mean update's squared length comes from differences between devices, rather than from
-    what they share: (s - 1) / (K - 1), where s is the ratio above and K its largest value. It is 1 where it
-    cannot be known: for one update, or for updates so long that their squares overflow. The noise of a private round
-    does not count as shared.
+    It is (s - 1) / (K - 1), where s is the ratio above and K its largest value: an estimate of what part of the mean
+    update's squared length comes from differences between devices. It is 1 where it cannot be known: for one update, or
+    if squares overflow. The noise of a private round does not count as shared.
     """
     ratio, most = _shortening(round, update)
     square = tree.dot(update.delta, update.delta)

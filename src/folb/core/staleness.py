@@ -80,10 +80,8 @@ class Asynchrony(Part):
     def seen(self, round: Round, most: float = math.inf) -> Round:
         """The round as the rule and the server step see it: with s(tau_k) Delta_k in place of Delta_k.
 
-        With `most`, s is from 0 to that: a guard bounds the weights of updates as they came.
-
-        With `mixing`, Delta_k is first replaced by the device's model less the server's present one. So a step of size
-        alpha ends at (1 - alpha s) w + alpha s w_k.
+        s is from 0 to `most`, if there is one. With `mixing`, Delta_k is first replaced by the device's model less the
+        server's present one: so a step of size alpha ends at (1 - alpha s) w + alpha s w_k.
         """
         delta = round.delta
         if self.mixing:

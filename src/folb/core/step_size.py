@@ -17,6 +17,9 @@ from folb.core.vector import scaled, zeros
 from folb.errors import InputError
 from folb.typing import Params
 
+MOST = 100.0  # the factor stays between 1 / MOST and MOST
+SETTLING = 10.0  # rounds after which `consensus` changes it half as fast
+
 
 class StepSize(Part):
     """What `lr` is multiplied by in each round. One of your own is a class of this base with `factor`."""
@@ -41,26 +44,31 @@ class StepSize(Part):
         return self
 
 
-MOST = 100.0  # the factor stays between 1 / MOST and MOST
+class Learned(NamedTuple):
+    """The memory of a step size that follows the rounds, with what it looks at besides."""
+
+    log: Array  # the logarithm of the factor
+    before: Params = None  # the last mean update
+    lengths: Any = None  # of the last two mean updates
+    rounds: Any = None  # how many there were
 
 
-class Agreed(NamedTuple):
-    """The memory of `Agreement`: the logarithm of the factor, and the last round's mean update."""
+class _Learning(StepSize):
+    """A step size that follows the rounds."""
 
-    log: Array
-    before: Params
+    abstract = True
+
+    def factor(self, memory: Learned, t: Any) -> Array:
+        return jnp.exp(memory.log)
 
 
 def _agreement(before: Params, round: Round) -> tuple[Array, Array, Array]:
     """The cosine between the mean updates of the last round and of this one, how far it can be trusted, from 0 to 1,
-    and the length of this one; all without noise. The cosine is 0 if one of the updates is 0.
-
-    `noise_square` is the squared length of the noise in each, on average. It makes updates longer, and adds nothing to
-    their product but chance, whose standard deviation is noise / sqrt(d).
-    """
+    and the length of this one; all without noise, which adds to a product what chance does: noise / sqrt(d)."""
     now, noise = round.update.delta, round.noise_square
     if noise is None:
-        cosine = tree.dot(_direction(now), _direction(before))
+        here, there = (scaled(a, fraction(jnp.float32(1), tree.norm(a))) for a in (now, before))
+        cosine = tree.dot(here, there)
         return jnp.where(jnp.isfinite(cosine), cosine, 0.0), jnp.float32(1), tree.norm(now)
     d = tree.size(now)
     last, length = (jnp.sqrt(without_noise(tree.dot(a, a), noise, d)) for a in (before, now))
@@ -69,11 +77,7 @@ def _agreement(before: Params, round: Round) -> tuple[Array, Array, Array]:
     return cosine, jnp.clip(fraction(product - chance, product + chance), 0.0, 1.0), length
 
 
-def _direction(a: Params) -> Params:
-    return scaled(a, fraction(jnp.float32(1), tree.norm(a)))
-
-
-class Agreement(StepSize):
+class Agreement(_Learning):
     """Longer local steps while the rounds agree on a direction, and shorter ones once they do not.
 
     lr <- lr exp(gain (c - goal)), where c is the cosine between the mean updates of two rounds in a row. If steps are
@@ -84,16 +88,13 @@ class Agreement(StepSize):
     gain: float = setting("how fast local.lr changes", between(0, 100), default=1.25)
     goal: float = setting("the cosine between rounds at which local.lr stays", between(-1, 1), default=0.2)
 
-    def init(self, params: Params) -> Agreed:
-        return Agreed(jnp.float32(0), zeros(params))
+    def init(self, params: Params) -> Learned:
+        return Learned(jnp.float32(0), zeros(params))
 
-    def factor(self, memory: Agreed, t: Any) -> Array:
-        return jnp.exp(memory.log)
-
-    def update(self, memory: Agreed, round: Round) -> Agreed:
+    def update(self, memory: Learned, round: Round) -> Learned:
         cosine, trust, _ = _agreement(memory.before, round)
         change = trust * self.gain * (cosine - self.goal)
-        return Agreed(_changed(memory.log, tree.norm(memory.before) > 0, change), round.update.delta)
+        return Learned(_changed(memory.log, tree.norm(memory.before) > 0, change), round.update.delta)
 
 
 def _changed(log: Array, begun: Array, change: Array) -> Array:
@@ -102,20 +103,7 @@ def _changed(log: Array, begun: Array, change: Array) -> Array:
     return jnp.clip(log + jnp.where(begun & jnp.isfinite(change), change, 0.0), -most, most)
 
 
-SETTLING = 10.0  # rounds after which the step size changes half as fast
-
-
-class Sought(NamedTuple):
-    """The memory of `Consensus`: the logarithm of the factor, the last mean update, the lengths of the last two mean
-    updates, and the number of rounds so far."""
-
-    log: Array
-    before: Params
-    lengths: Array
-    rounds: Array
-
-
-class Consensus(StepSize):
+class Consensus(_Learning):
     """Longer local steps while rounds agree on a direction, and shorter ones while the devices of a round do not.
 
     lr <- lr exp(gain_t (max(c, 0) - goal q^2 - max(-c, 0) g)), with gain_t = gain / (1 + t / 10): it settles. t counts
@@ -131,13 +119,10 @@ class Consensus(StepSize):
     gain: float = setting("how fast local.lr changes", between(0, 100), default=1.5)
     goal: float = setting("how much the disagreement of devices counts", between(-1, 1), default=0.2)
 
-    def init(self, params: Params) -> Sought:
-        return Sought(jnp.float32(0), zeros(params), jnp.zeros(2), jnp.float32(0))
+    def init(self, params: Params) -> Learned:
+        return Learned(jnp.float32(0), zeros(params), jnp.zeros(2), jnp.float32(0))
 
-    def factor(self, memory: Sought, t: Any) -> Array:
-        return jnp.exp(memory.log)
-
-    def update(self, memory: Sought, round: Round) -> Sought:
+    def update(self, memory: Learned, round: Round) -> Learned:
         c, trust, length = _agreement(memory.before, round)
         longest = jnp.max(memory.lengths)
         growth = jnp.clip(jnp.nan_to_num(fraction(length, longest)) - 1.0, 0.0, 1.0)
@@ -145,7 +130,7 @@ class Consensus(StepSize):
         change = jnp.maximum(c, 0.0) + jnp.minimum(c, 0.0) * growth - self.goal * apart**2
         change *= trust * self.gain / (1 + (memory.rounds + 1) / SETTLING)
         log = _changed(memory.log, longest > 0, change)
-        return Sought(log, round.update.delta, jnp.stack([memory.lengths[1], length]), memory.rounds + 1)
+        return Learned(log, round.update.delta, jnp.stack([memory.lengths[1], length]), memory.rounds + 1)
 
 
 def _warm(t: Any, warmup: Any) -> Array:
@@ -194,7 +179,6 @@ class Cosine(Schedule):
         return _warm(t, self.warmup) * (self.end + (1 - self.end) * (1 + jnp.cos(jnp.pi * done)) / 2)
 
     def over(self, rounds: int) -> StepSize:
-        """With its T; `lr` may not be 0 before the last round."""
         left = rounds - float(self.warmup)
         if self.rounds is not None and self.end == 0 and self.rounds < left:
             expected = f"should be at least {left:g}, the rounds after the warmup, or step_size.end more than 0"
@@ -223,14 +207,7 @@ class Inverse(Schedule):
         return _warm(t, self.warmup) / (1 + self.passed(t))
 
 
-class Paced(NamedTuple):
-    """The memory of `Relative`: the logarithm of the factor, and the number of rounds so far."""
-
-    log: Array
-    rounds: Array
-
-
-class Relative(StepSize):
+class Relative(_Learning):
     """Local steps that move a device away from the model by a share of the model's length, whatever the gradients.
 
     lr <- lr (goal_t / r)^gain, at most e times as long, or as short: r is the length of the devices' updates (the root
@@ -244,20 +221,17 @@ class Relative(StepSize):
     rounds: float = setting("the rounds in which that halves", at_least(1), default=20.0)
     gain: float = setting("how fast local.lr changes; 1: at once", between(0, 1), default=0.5)
 
-    def init(self, params: Params) -> Paced:
-        return Paced(jnp.float32(0), jnp.float32(0))
+    def init(self, params: Params) -> Learned:
+        return Learned(jnp.float32(0), rounds=jnp.float32(0))
 
-    def factor(self, memory: Paced, t: Any) -> Array:
-        return jnp.exp(memory.log)
-
-    def update(self, memory: Paced, round: Round) -> Paced:
+    def update(self, memory: Learned, round: Round) -> Learned:
         length, model = jnp.sqrt(mean_square(round, round.update)), tree.norm(round.params)
         goal = self.goal / (1 + memory.rounds / self.rounds)
         change = jnp.clip(self.gain * (jnp.log(goal) + jnp.log(model) - jnp.log(length)), -1.0, 1.0)
-        return Paced(_changed(memory.log, (length > 0) & (model > 0), change), memory.rounds + 1)
+        return Learned(_changed(memory.log, (length > 0) & (model > 0), change), rounds=memory.rounds + 1)
 
 
-class ByModel(StepSize):
+class ByModel(_Learning):
     """`relative` for a network, and `consensus` for a model without hidden matrices. The record says which it was."""
 
     called = "by_model"
@@ -268,9 +242,6 @@ class ByModel(StepSize):
 
     def init(self, params: Params) -> Any:
         return Consensus().init(params)
-
-    def factor(self, memory: Any, t: Any) -> Any:
-        return Consensus().factor(memory, t)
 
     def update(self, memory: Any, round: Round) -> Any:
         return Consensus().update(memory, round)

@@ -9,6 +9,7 @@ import jax.numpy as jnp
 from jax import Array
 
 from folb.core.part import register_with
+from folb.core.vector import over as over
 from folb.core.vector import size as size
 from folb.errors import InputError, check
 from folb.typing import Params
@@ -51,11 +52,6 @@ def products(stack: Params) -> Array:
     """<a_j, a_k> for each pair of entries of a stack: [K, K]."""
     pairs = jax.tree.map(lambda leaf: leaf.reshape(len(leaf), -1) @ leaf.reshape(len(leaf), -1).T, stack)
     return jax.tree.reduce(jnp.add, pairs)
-
-
-def over(values: Array, leaf: Array) -> Array:
-    """One value per entry of a stack, shaped to broadcast over a leaf."""
-    return values.reshape((-1,) + (1,) * (leaf.ndim - 1))
 
 
 def scaled(stack: Params, factors: Array) -> Params:

@@ -74,8 +74,7 @@ def _gamma(delta: Params, grad: Params, after: Params, mu: Any, *, most: Any) ->
 def _within(delta: Params, *, clip: Any) -> Any:
     """1 if the update is no longer than `clip`, otherwise 0: what adaptive clipping counts."""
     length = norm(delta)
-    xp = namespace(length)
-    return xp.where(length <= clip, xp.float32(1), xp.float32(0))
+    return namespace(length).float32(length <= clip)
 
 
 def _square(delta: Params, *, clip: Any) -> Any:

@@ -47,6 +47,11 @@ def over_largest(a: Any, largest: Any) -> Any:
     return a * shrink / (xp.where(largest > 0, largest, xp.float32(1)) * shrink)
 
 
+def over(values: Any, stack: Any) -> Any:
+    """One value per entry of a stack, shaped to broadcast over it."""
+    return values.reshape((-1,) + (1,) * (stack.ndim - 1))
+
+
 def zeros(a: Params) -> Params:
     return each(lambda value: namespace(value).zeros_like(value), a)
 

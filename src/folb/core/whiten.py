@@ -16,7 +16,7 @@ from dataclasses import field, replace
 from typing import Any, NamedTuple
 
 from folb.core.part import Part, Slot
-from folb.core.vector import namespace, over_largest
+from folb.core.vector import namespace, over, over_largest
 from folb.errors import InputError, check
 from folb.typing import Params
 
@@ -81,7 +81,7 @@ class Whitening(Part):
         def replaced(row: Array) -> Array:
             xp = namespace(row)
             direction, length = unit(row)
-            made = unit(self.apply(direction))[0] * _over(length, row)
+            made = unit(self.apply(direction))[0] * over(length, row)
             return xp.where(xp.isfinite(xp.sum(made, axis=(1, 2), keepdims=True)), made, row)
 
         return changed(self.matrices, delta, replaced, lambda path, leaf: leaf)
@@ -126,9 +126,9 @@ def unit(matrices: Array) -> tuple[Array, Array]:
     """Each matrix divided by its length, and the lengths. A matrix of zeros stays one."""
     xp = namespace(matrices)
     largest = xp.max(xp.abs(matrices), axis=(1, 2))
-    small = over_largest(matrices, _over(largest, matrices))
+    small = over_largest(matrices, over(largest, matrices))
     length = xp.sqrt(xp.sum(small * small, axis=(1, 2)))
-    return small / _over(xp.where(length > 0, length, xp.float32(1)), small), largest * length
+    return small / over(xp.where(length > 0, length, xp.float32(1)), small), largest * length
 
 
 def changed(
@@ -168,29 +168,23 @@ def named(tree: Params) -> tuple[Mapping[str, Array], Callable[[list[Array]], Pa
     return by_path, lambda arrays: jax.tree.unflatten(structure, arrays)
 
 
-def _over(values: Array, stack: Array) -> Array:
-    return values.reshape((-1,) + (1,) * (stack.ndim - 1))
-
-
 def _matrices(one: Hidden, leaf: Array) -> Array:
     """[parts, rows, columns], with no more columns than rows."""
     xp = namespace(leaf)
-    rows = xp.moveaxis(leaf, one.outputs, -1).reshape(-1, leaf.shape[one.outputs])
-    matrices = xp.moveaxis(rows.reshape(len(rows), one.parts, -1), 1, 0)
+    rows = xp.moveaxis(leaf, one.outputs, -1).reshape(-1, one.parts, leaf.shape[one.outputs] // one.parts)
+    matrices = xp.moveaxis(rows, 1, 0)
     return matrices if matrices.shape[1] >= matrices.shape[2] else matrices.mT
 
 
 def _array(one: Hidden, matrices: Array, like: Array) -> Array:
     """The inverse of `_matrices`."""
     xp = namespace(matrices)
-    outputs = like.shape[one.outputs]
-    inner = like.shape[1:] if one.outputs == 0 else like.shape[:-1]
-    rows = math.prod(inner)
-    matrices = matrices if matrices.shape[1:] == (rows, outputs // one.parts) else matrices.mT
-    return xp.moveaxis(xp.moveaxis(matrices, 0, 1).reshape(*inner, outputs), -1, one.outputs)
+    shape = xp.moveaxis(like, one.outputs, -1).shape
+    matrices = matrices if matrices.shape[2] * one.parts == shape[-1] else matrices.mT
+    return xp.moveaxis(xp.moveaxis(matrices, 0, 1).reshape(shape), -1, one.outputs)
 
 
 def stretch(one: Hidden, leaf: Array) -> float:
     """sqrt(outputs / inputs) of its matrices: how long a step of an orthogonal factor is, for the same effect."""
     outputs = leaf.shape[one.outputs]
-    return math.sqrt(outputs / one.parts / (math.prod(leaf.shape) / outputs))
+    return math.sqrt(outputs / one.parts / (leaf.size / outputs))
