@@ -509,7 +509,17 @@ FURTHER = {  # each of these checks compiles a program of its own
 }
 
 
-@pytest.mark.parametrize("name", TABLE)
+NIGHTLY = {  # combinations whose parts are all in others
+    *("scaffold, option 1, yogi, ema", "fedavg, clusters", "fedavg, remembered loss, nesterov", "folb_two_set, proxy"),
+    *("folb_two_set, sketch of 8 bits", "folb, int4", "fedavg, trimmed mean", "accord, geometric median"),
+    *("feddyn, norm bound, ema", "fedavg, momentum, last two", "scaffold, multi-krum", "fedprox, krum, nesterov"),
+}
+assert TABLE.keys() >= NIGHTLY
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=pytest.mark.slow) if name in NIGHTLY else name for name in TABLE]
+)
 def test_conforms(name):
     """All checks on one simulation, in one test, so that it is compiled once however the tests are distributed."""
     case, programs = TABLE[name], program.advance._cache_size()

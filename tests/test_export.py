@@ -163,7 +163,7 @@ def test_unfinished_runs_are_exported_as_far_as_they_are(path, capsys):
 def test_a_file_is_written_whole_or_not_at_all(path, capsys, tmp_path, monkeypatch):
     target = tmp_path / "rounds.csv"
     target.write_text("before")
-    monkeypatch.setattr(atomic, "write", lambda handle, content: (_ for _ in ()).throw(OSError(28, "No space left")))
+    monkeypatch.setattr(atomic.os, "fsync", lambda handle: (_ for _ in ()).throw(OSError(28, "No space left")))
     assert main(["export", str(path), "--format", "csv", "-o", str(target)]) == 2
     assert "No space left" in capsys.readouterr().err and target.read_text() == "before"
     monkeypatch.undo()

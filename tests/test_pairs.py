@@ -118,7 +118,7 @@ def many_together(seed):
 
 
 def test_a_sample_of_pairs_keeps_its_promises_all_at_once():
-    chosen = [many_together(seed) for seed in range(5)]
+    chosen = [many_together(seed) for seed in range(4)]
     assert len({pair for parts in chosen for pair in itertools.combinations(sorted(parts), 2)}) >= SAMPLE
     for parts in chosen:
         keeps_its_promises(parts, made(parts))
