@@ -549,7 +549,7 @@ def test_momentum_is_sent_in_both_carriers(name, settings):
     network = MODEL._replace(heavy=True, hidden=HIDDEN)
     run = folb.simulate(FEDERATION, network, made, rounds=4, seeds=[SEED], system=SYSTEM, record=("work",))[0]
     deployed, strategy = on_flower(made, rounds=4, hidden=HIDDEN)
-    assert furthest(deployed, run.params) < (1e-3 if settings.get("compress_up") else 2e-5)  # rounding to another level
+    assert furthest(deployed, run.params) < (5e-3 if settings.get("compress_up") else 2e-5)  # rounding to another level
     assert furthest(simulated(made, rounds=4).params, run.params) > 1e-3  # without hidden matrices its steps are plain
     assert not strategy.opened.answers.refused
 

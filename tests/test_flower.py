@@ -122,7 +122,25 @@ VARIANTS = {
 }
 
 
-@pytest.mark.parametrize("variant", VARIANTS)
+# test_family has these in both carriers, too, against literal loops
+NIGHTLY = {
+    "scaffold",
+    "feddyn",
+    "fedvarp",
+    "fedcm",
+    "mimelite",
+    "ghbm",
+    "adabest",
+    "fednova",
+    "fedacg",
+    "fedmuon",
+    "fedpac",
+}
+
+
+@pytest.mark.parametrize(
+    "variant", [pytest.param(one, marks=pytest.mark.slow) if one in NIGHTLY else one for one in VARIANTS]
+)
 def test_ten_rounds_are_those_of_the_simulator(federation, model, variant):
     """Also with devices that the system model drops; except for (9), where a small S_2 makes the weights huge."""
     name, settings = VARIANTS[variant]
