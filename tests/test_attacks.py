@@ -175,6 +175,7 @@ def test_honest_liars_change_nothing(small):
     np.testing.assert_allclose(other.records["weights"], plain.records["weights"], rtol=1e-4, atol=1e-6)
 
 
+@pytest.mark.slow
 def test_guarded_folb_learns_beside_liars_that_know_the_guard():
     """Three of thirty took it to 2 % before a gradient no longer vouched for its own device."""
     federation = synthetic(1, 1, devices=30, sizes=40)
@@ -195,6 +196,7 @@ def test_a_liar_is_drawn_again_for_its_loss(small):
     assert np.mean(np.any((run.devices == 0) & (run.times > 0), axis=1)[5:]) == 1
 
 
+@pytest.mark.slow
 def test_scaffolds_memory_is_safe_behind_a_robust_rule(small):
     """A thousandfold update makes c_k, and so the local steps of all, a thousand times too long."""
     given = {"attack": "flipped_x1000", "attack.share": 0.2, "select.K": 4, "select.replacement": False}

@@ -339,6 +339,7 @@ def test_settings_are_checked(settings, said):
         system.network(**settings)
 
 
+@pytest.mark.slow
 def test_nothing_takes_longer_than_the_clock_can_say():
     """The slowest settings that are allowed; nobody's seconds are infinite, or no number."""
     slowest = {"speed": 1e-9, "up_mbit": 1e-9, "down_mbit": 1e-9, "latency": 1e9}
