@@ -122,19 +122,22 @@ VARIANTS = {
 }
 
 
-# test_family has these in both carriers, too, against literal loops
+# others are like these, or test_family has them in both carriers against literal loops
 NIGHTLY = {
-    "scaffold",
-    "feddyn",
-    "fedvarp",
-    "fedcm",
-    "mimelite",
-    "ghbm",
-    "adabest",
-    "fednova",
-    "fedacg",
-    "fedmuon",
-    "fedpac",
+    *(
+        "scaffold",
+        "feddyn",
+        "fedvarp",
+        "fedcm",
+        "mimelite",
+        "ghbm",
+        "adabest",
+        "fednova",
+        "fedacg",
+        "fedmuon",
+        "fedpac",
+    ),
+    *("fednu_norm", "folb_never_flip", "fedexprox"),
 }
 
 
