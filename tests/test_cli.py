@@ -455,6 +455,7 @@ def test_the_local_epochs_of_others_are_settings_here(capsys, tmp_path):
     assert folb(capsys, *words, "--set", "local.epochs=2")[0] == 0
 
 
+@pytest.mark.slow
 def test_more_draws_than_devices_are_said_once(tmp_path, caplog, capsys):
     words = [
         "compare",

@@ -155,6 +155,7 @@ def test_bad_options_leave_nothing(option, tmp_path, monkeypatch):
     assert names(tmp_path) == [] or not any((tmp_path / "runs").iterdir())
 
 
+@pytest.mark.slow
 def test_it_runs_without_the_command_line(tmp_path):
     """Nothing of `folb.cli`, nor rich, is loaded by it."""
     code = (

@@ -84,6 +84,7 @@ def predicted(path, federation, tmp_path):
     return lines, [f"{run['final']:.6f} True" for run in json.loads((path / "results.json").read_text())["runs"]]
 
 
+@pytest.mark.slow
 def test_a_new_process_predicts_what_the_run_reported(whole, federation, tmp_path):
     ours, reported = predicted(whole, federation, tmp_path)
     assert ours == reported and len(ours) == 8 and len(set(ours)) > 2

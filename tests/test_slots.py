@@ -165,6 +165,7 @@ def literal_scaffold(option, run, rounds=ROUNDS):
     return w
 
 
+@pytest.mark.slow
 def test_the_bytes_of_a_shift_are_counted_in_both_carriers(tmp_path):
     """Each device that is sent the model is also sent a shift, which is as large, or what its step starts from."""
     settings = {"select.K": 2, "local.lr": LR, "local.batch": BATCH, "select.replacement": False}

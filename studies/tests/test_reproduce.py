@@ -954,6 +954,7 @@ def wheel(home, source):
     return set(zipfile.ZipFile(made).namelist())
 
 
+@pytest.mark.slow
 def test_the_wheels_have_their_files(tmp_path):
     """That of the studies has the files of the experiments, of the arena and of the defence; the product's has none."""
     studies, product = wheel(tmp_path / "studies", ROOT / "studies"), wheel(tmp_path / "product", ROOT)
